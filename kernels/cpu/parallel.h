@@ -1,0 +1,33 @@
+// Threads of the CPU kernels: one OpenMP pool, whose size an embedding program sets with set_num_threads.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+
+#include "strobe/kernels/device.h"
+
+namespace strobe::cpu {
+
+// Splits [0, count) into at most num_threads() contiguous chunks of at least `grain` and runs f(begin, end) on each.
+// Runs on the calling thread alone when one chunk is enough or when already inside a parallel region.
+// The first exception thrown by f is rethrown on the calling thread.
+template <class F>
+void parallel_for(int64_t count, int64_t grain, F&& f) {
+  if (count <= 0) return;
+  const int64_t chunks = std::min<int64_t>(num_threads(), (count + grain - 1) / std::max<int64_t>(grain, 1));
+  if (chunks <= 1) return f(int64_t{0}, count);
+  std::exception_ptr error;
+#pragma omp parallel for schedule(static, 1) num_threads(static_cast <int>(chunks))
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    try {
+      f(count * chunk / chunks, count * (chunk + 1) / chunks);
+    } catch (...) {
+#pragma omp critical(strobe_parallel_for)
+      if (!error) error = std::current_exception();
+    }
+  }
+  if (error) std::rethrow_exception(error);
+}
+
+}  // namespace strobe::cpu
