@@ -1,0 +1,45 @@
+// Layer and RMS normalization of the rows of a contiguous (rows, cols) array.
+#pragma once
+
+#include "strobe/kernels/kernel.h"
+
+namespace strobe::kernels {
+
+// LayerNorm (Ba et al. 2016): y = (x - mean) * rstd * weight + bias with rstd = 1 / sqrt(variance + eps).
+// RMSNorm (Zhang and Sennrich 2019): the same without mean and bias, rstd = 1 / sqrt(mean of x^2 + eps).
+// Statistics have accumulate_dtype(dtype).
+struct NormArgs {
+  void* y;             // (rows, cols)
+  const void* x;       // (rows, cols)
+  const void* weight;  // (cols), or null: all ones
+  const void* bias;    // (cols), or null: all zeros; not read by rms_norm
+  void* mean;          // (rows); not written by rms_norm
+  void* rstd;          // (rows)
+  int64_t rows;
+  int64_t cols;
+  DType dtype;
+  double eps;
+};
+
+// With xhat = (x - mean) * rstd and g = dy * weight: dx = rstd * (g - mean(g) - xhat * mean(g * xhat)), without the
+// mean(g) for rms_norm; dweight = sum over rows of dy * xhat; dbias = sum over rows of dy.
+struct NormGradArgs {
+  void* dx;            // (rows, cols), or null: not wanted
+  void* dweight;       // (cols), or null: not wanted
+  void* dbias;         // (cols), or null: not wanted; not written by rms_norm
+  const void* dy;      // (rows, cols)
+  const void* x;       // (rows, cols)
+  const void* weight;  // (cols), or null: all ones
+  const void* mean;    // (rows); not read by rms_norm
+  const void* rstd;    // (rows)
+  int64_t rows;
+  int64_t cols;
+  DType dtype;
+};
+
+STROBE_KERNEL(layer_norm_forward, NormArgs)
+STROBE_KERNEL(layer_norm_backward, NormGradArgs)
+STROBE_KERNEL(rms_norm_forward, NormArgs)
+STROBE_KERNEL(rms_norm_backward, NormGradArgs)
+
+}  // namespace strobe::kernels
