@@ -1,0 +1,56 @@
+// Batched matrix product on raw strided memory.
+#pragma once
+
+#include <limits>
+
+#include "strobe/kernels/kernel.h"
+
+namespace strobe::kernels {
+
+// Bounds of a band that leave every element in; half of the range, so that adding an index cannot overflow.
+inline constexpr int64_t no_band_lower = std::numeric_limits<int64_t>::min() / 2;
+inline constexpr int64_t no_band_upper = std::numeric_limits<int64_t>::max() / 2;
+
+// One batch dimension: its size and, in elements, the strides of the operands (0 repeats an operand).
+struct MatmulBatch {
+  int64_t size = 1;
+  int64_t a_stride = 0;
+  int64_t b_stride = 0;
+  int64_t out_stride = 0;
+};
+
+// out (m x n) = [out +] a (m x k) b (k x n) [+ bias (n)] for every index of the batch dimensions.
+// Strides are in elements. No two elements of out share memory, and out overlaps neither a, b nor bias.
+// Element (i, p) of a takes part only where i + band_lower <= p <= i + band_upper; callers keep zeros outside that
+// band. Row p of b never influences row i of out from there, NaN and infinity included. f64 is computed in f64,
+// everything else in f32; each element of out is one sum in an order that depends on k and the band alone.
+struct MatmulArgs {
+  static constexpr int max_batch_dims = 6;
+  void* out;
+  const void* a;
+  const void* b;
+  int64_t m;
+  int64_t n;
+  int64_t k;
+  int64_t out_row_stride;  // the columns of out are contiguous
+  int64_t a_row_stride;
+  int64_t a_column_stride;
+  int64_t b_row_stride;
+  int64_t b_column_stride;
+  DType dtype;                 // of a, b and bias
+  DType out_dtype;             // dtype, or accumulate_dtype(dtype)
+  const void* bias = nullptr;  // (n), contiguous
+  bool accumulate = false;     // add to what out holds
+  int64_t band_lower = no_band_lower;
+  int64_t band_upper = no_band_upper;
+  MatmulBatch batch[max_batch_dims] = {};  // in any order
+  void* workspace = nullptr;               // matmul_workspace(args, device) bytes, aligned to 64
+  size_t workspace_bytes = 0;
+};
+
+// Bytes of scratch memory a call needs on `device` with the current num_threads(); may be 0.
+size_t matmul_workspace(const MatmulArgs& args, Device device);
+
+STROBE_KERNEL(matmul, MatmulArgs)
+
+}  // namespace strobe::kernels
