@@ -1,0 +1,116 @@
+// SGD, AdamW and gradient clipping as loops over contiguous memory.
+#include "strobe/kernels/optimizer.h"
+
+#include <cmath>
+
+#include "strobe/kernels/cpu/parallel.h"
+#include "strobe/kernels/cpu/row.h"
+
+namespace strobe::kernels::cpu {
+namespace {
+
+using strobe::cpu::parallel_for;
+
+constexpr int64_t grain = 16384;
+constexpr int64_t block = 1024;
+
+// Calls update(i, value) for every element, the value being read from and written to the master copy where there is
+// one; `parameter` gets the rounded result.
+template <class T, class F>
+void update_parameter(void* parameter, void* master, int64_t size, F&& update) {
+  using A = accumulate_t<T>;
+  T* const stored = static_cast<T*>(parameter);
+  A* const precise = static_cast<A*>(master);
+  parallel_for(size, grain, [&](int64_t begin, int64_t end) {
+    if (precise == nullptr) {
+#pragma omp simd
+      for (int64_t i = begin; i < end; ++i) stored[i] = static_cast<T>(update(i, static_cast<A>(stored[i])));
+      return;
+    }
+    // Two loops, because g++ does not vectorize an update and the rounding as one; a block stays in cache between them.
+    for (int64_t first = begin; first < end; first += block) {
+      const int64_t last = std::min(first + block, end);
+#pragma omp simd
+      for (int64_t i = first; i < last; ++i) precise[i] = update(i, precise[i]);
+      for (int64_t i = first; i < last; ++i) stored[i] = static_cast<T>(precise[i]);
+    }
+  });
+}
+
+}  // namespace
+
+void sgd_step(const SgdArgs& args, const Stream&) {
+  dispatch_floating(args.dtype, "sgd_step", [&]<class T>() {
+    using A = accumulate_t<T>;
+    const T* const gradient = static_cast<const T*>(args.gradient);
+    A* const velocity = static_cast<A*>(args.velocity);
+    const A rate = static_cast<A>(args.learning_rate), momentum = static_cast<A>(args.momentum);
+    const A decay = static_cast<A>(args.weight_decay);
+    if (velocity == nullptr) {
+      update_parameter<T>(args.parameter, args.master, args.size, [=](int64_t i, A value) {
+        return value - rate * (static_cast<A>(gradient[i]) + decay * value);
+      });
+    } else {
+      update_parameter<T>(args.parameter, args.master, args.size, [=](int64_t i, A value) {
+        velocity[i] = momentum * velocity[i] + (static_cast<A>(gradient[i]) + decay * value);
+        return value - rate * velocity[i];
+      });
+    }
+  });
+}
+
+void adamw_step(const AdamWArgs& args, const Stream&) {
+  const double correction1 = 1 - std::pow(args.beta1, static_cast<double>(args.step));
+  const double correction2 = 1 - std::pow(args.beta2, static_cast<double>(args.step));
+  dispatch_floating(args.dtype, "adamw_step", [&]<class T>() {
+    using A = accumulate_t<T>;
+    const T* const gradient = static_cast<const T*>(args.gradient);
+    A* const exp_avg = static_cast<A*>(args.exp_avg);
+    A* const exp_avg_sq = static_cast<A*>(args.exp_avg_sq);
+    const A beta1 = static_cast<A>(args.beta1), rest1 = static_cast<A>(1 - args.beta1);
+    const A beta2 = static_cast<A>(args.beta2), rest2 = static_cast<A>(1 - args.beta2);
+    const A rate = static_cast<A>(args.learning_rate / correction1);
+    const A root_scale = static_cast<A>(1 / std::sqrt(correction2));
+    const A eps = static_cast<A>(args.eps);
+    const A decay = static_cast<A>(args.learning_rate * args.weight_decay);
+    update_parameter<T>(args.parameter, args.master, args.size, [=](int64_t i, A value) {
+      const A g = static_cast<A>(gradient[i]);
+      const A mean = exp_avg[i] = beta1 * exp_avg[i] + rest1 * g;
+      const A square = exp_avg_sq[i] = beta2 * exp_avg_sq[i] + rest2 * (g * g);
+      return value - decay * value - rate * mean / (std::sqrt(square) * root_scale + eps);
+    });
+  });
+}
+
+void add_squares(const AddSquaresArgs& args, const Stream&) {
+  dispatch_floating(args.dtype, "add_squares", [&]<class T>() {
+    // The cut depends on the size alone, and with it every bit of the sum.
+    constexpr int64_t max_parts = 256;
+    const int64_t part = std::max<int64_t>(grain, (args.size + max_parts - 1) / max_parts);
+    const int64_t parts = (args.size + part - 1) / part;
+    const T* const x = static_cast<const T*>(args.x);
+    double sums[max_parts];
+    parallel_for(parts, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t p = begin; p < end; ++p) {
+        const T* const first = x + p * part;
+        sums[p] = strobe::cpu::sum_row<double>(std::min(part, args.size - p * part), [=](int64_t i) {
+          const double value = static_cast<double>(static_cast<accumulate_t<T>>(first[i]));
+          return value * value;
+        });
+      }
+    });
+    for (int64_t p = 0; p < parts; ++p) *args.sum += sums[p];
+  });
+}
+
+void scale(const ScaleArgs& args, const Stream&) {
+  dispatch_floating(args.dtype, "scale", [&]<class T>() {
+    const accumulate_t<T> factor = static_cast<accumulate_t<T>>(args.factor);
+    T* const x = static_cast<T*>(args.x);
+    parallel_for(args.size, grain, [=](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) x[i] = static_cast<T>(static_cast<accumulate_t<T>>(x[i]) * factor);
+    });
+  });
+}
+
+}  // namespace strobe::kernels::cpu

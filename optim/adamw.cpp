@@ -1,0 +1,58 @@
+#include "strobe/optim/adamw.h"
+
+#include "strobe/core/autograd.h"
+#include "strobe/core/ops.h"
+#include "strobe/kernels/optimizer.h"
+
+namespace strobe {
+namespace {
+
+void check_options(const AdamWOptions& options) {
+  detail::check_setting("AdamW", "learning_rate", options.learning_rate);
+  for (double beta : options.betas) {
+    STROBE_CHECK(beta >= 0 && beta < 1, "AdamW: beta ", beta, " given, expected a number in [0, 1)");
+  }
+  detail::check_setting("AdamW", "eps", options.eps);
+  detail::check_setting("AdamW", "weight_decay", options.weight_decay);
+}
+
+}  // namespace
+
+AdamW::AdamW(std::vector<Tensor> trained, const AdamWOptions& settings)
+    : parameters(std::move(trained)), options(settings), state(parameters.size()) {
+  detail::check_parameters("AdamW", parameters);
+  check_options(options);
+}
+
+void AdamW::step(double learning_rate) {
+  detail::check_setting("AdamW", "learning_rate", learning_rate);
+  check_options(options);
+  detail::check_layout("AdamW", parameters);
+  const NoGrad no_grad;
+  const MemoryTag tag("optimizer");
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Tensor& parameter = parameters[i];
+    if (!parameter.grad().defined()) continue;
+    AdamWState& own = state[i];
+    detail::follow(own.exp_avg, parameter);
+    detail::follow(own.exp_avg_sq, parameter);
+    detail::follow_master(own.master, parameter);
+    const Tensor gradient = contiguous(parameter.grad());
+    kernels::adamw_step({.parameter = parameter.data(),
+                         .gradient = gradient.data(),
+                         .exp_avg = own.exp_avg.data(),
+                         .exp_avg_sq = own.exp_avg_sq.data(),
+                         .master = detail::data_or_null(own.master),
+                         .size = parameter.size(),
+                         .dtype = parameter.dtype(),
+                         .step = ++own.step,
+                         .learning_rate = learning_rate,
+                         .beta1 = options.betas[0],
+                         .beta2 = options.betas[1],
+                         .eps = options.eps,
+                         .weight_decay = detail::decay_of(parameter, options.weight_decay)},
+                        parameter.stream());
+  }
+}
+
+}  // namespace strobe

@@ -1,0 +1,44 @@
+// AdamW: Adam with decoupled weight decay.
+#pragma once
+
+#include <array>
+
+#include "strobe/optim/optimizer.h"
+
+namespace strobe {
+
+struct AdamWOptions {
+  double learning_rate = 1e-3;                 // of step() without an argument
+  std::array<double, 2> betas = {0.9, 0.999};  // memory of the mean and of the mean square, in [0, 1)
+  double eps = 1e-8;                           // added to the root of the mean square
+  double weight_decay = 0.01;                  // of parameters of two axes or more; the others are not decayed
+};
+
+// What AdamW keeps of one parameter; undefined until the parameter is first updated.
+struct AdamWState {
+  Tensor exp_avg;     // f32 (f64 for f64 parameters), shape of the parameter
+  Tensor exp_avg_sq;  // as exp_avg
+  Tensor master;      // the parameter in f32, for bf16 and f16 parameters; the parameter is its rounded copy
+  int64_t step = 0;   // updates so far
+};
+
+// Kingma and Ba, "Adam" (2015); Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019). For gradient g:
+//   m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,  m' = m / (1 - beta1^t),  v' = v / (1 - beta2^t),
+//   parameter -= learning_rate (m' / (sqrt(v') + eps) + weight_decay parameter).
+// The state is allocated under MemoryTag("optimizer").
+struct AdamW {
+  std::vector<Tensor> parameters;
+  AdamWOptions options;
+  std::vector<AdamWState> state;  // one per parameter
+
+  explicit AdamW(std::vector<Tensor> parameters, const AdamWOptions& options = {});
+
+  // Updates every parameter that has a gradient, in place; the others keep their value and their state.
+  void step(double learning_rate);
+  void step() { step(options.learning_rate); }
+
+  // Drops all gradients.
+  void zero_grad() const { detail::zero_grad(parameters); }
+};
+
+}  // namespace strobe

@@ -1,0 +1,35 @@
+// What the optimizers share: checks of their parameters and settings, and their state's place in memory.
+#pragma once
+
+#include <vector>
+
+#include "strobe/core/tensor.h"
+
+namespace strobe::detail {
+
+// Throws unless all are distinct floating-point leaves that require a gradient.
+void check_parameters(const char* optimizer, const std::vector<Tensor>& parameters);
+
+// Throws unless value is finite and not negative; `name` as the user wrote it.
+void check_setting(const char* optimizer, const char* name, double value);
+
+// The parameters that have a gradient must be row-major, as their update is one pass over memory.
+void check_layout(const char* optimizer, const std::vector<Tensor>& parameters);
+
+void zero_grad(const std::vector<Tensor>& parameters);
+
+// Biases and gains are not decayed: only parameters of two axes or more are.
+inline double decay_of(const Tensor& parameter, double weight_decay) {
+  return parameter.rank() >= 2 ? weight_decay : 0.0;
+}
+
+// Makes `state` fit the parameter as it is now: zeros at first; moved along after the model was moved or converted.
+void follow(Tensor& state, const Tensor& parameter);
+
+// The same for the copy of a bf16 or f16 parameter in f32; undefined for other dtypes.
+void follow_master(Tensor& master, const Tensor& parameter);
+
+// The address of a tensor's memory, null for an undefined one.
+inline void* data_or_null(const Tensor& x) { return x.defined() ? x.data() : nullptr; }
+
+}  // namespace strobe::detail

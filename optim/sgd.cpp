@@ -1,0 +1,51 @@
+#include "strobe/optim/sgd.h"
+
+#include "strobe/core/autograd.h"
+#include "strobe/core/ops.h"
+#include "strobe/kernels/optimizer.h"
+
+namespace strobe {
+namespace {
+
+void check_options(const SGDOptions& options) {
+  detail::check_setting("SGD", "learning_rate", options.learning_rate);
+  STROBE_CHECK(options.momentum >= 0 && options.momentum < 1, "SGD: momentum ", options.momentum,
+               " given, expected a number in [0, 1)");
+  detail::check_setting("SGD", "weight_decay", options.weight_decay);
+}
+
+}  // namespace
+
+SGD::SGD(std::vector<Tensor> trained, const SGDOptions& settings)
+    : parameters(std::move(trained)), options(settings), state(parameters.size()) {
+  detail::check_parameters("SGD", parameters);
+  check_options(options);
+}
+
+void SGD::step(double learning_rate) {
+  detail::check_setting("SGD", "learning_rate", learning_rate);
+  check_options(options);
+  detail::check_layout("SGD", parameters);
+  const NoGrad no_grad;
+  const MemoryTag tag("optimizer");
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Tensor& parameter = parameters[i];
+    if (!parameter.grad().defined()) continue;
+    SGDState& own = state[i];
+    if (options.momentum > 0) detail::follow(own.velocity, parameter);
+    detail::follow_master(own.master, parameter);
+    const Tensor gradient = contiguous(parameter.grad());
+    kernels::sgd_step({.parameter = parameter.data(),
+                       .gradient = gradient.data(),
+                       .velocity = options.momentum > 0 ? own.velocity.data() : nullptr,
+                       .master = detail::data_or_null(own.master),
+                       .size = parameter.size(),
+                       .dtype = parameter.dtype(),
+                       .learning_rate = learning_rate,
+                       .momentum = options.momentum,
+                       .weight_decay = detail::decay_of(parameter, options.weight_decay)},
+                      parameter.stream());
+  }
+}
+
+}  // namespace strobe
