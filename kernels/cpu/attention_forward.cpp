@@ -1,0 +1,121 @@
+// Tiled attention, forward: FlashAttention-2 (Dao 2023), algorithm 1, over batch x heads x query blocks.
+#include "strobe/kernels/cpu/attention_tile.h"
+
+namespace strobe::kernels {
+namespace cpu {
+namespace {
+
+// What one thread keeps in cache. Only the query tile, loaded once, needs transposing.
+template <class C>
+struct ForwardTiles {
+  C* query_transposed;     // (head_dim, queries), times the sign of softmax_scale
+  C* key;                  // (keys, head_dim)
+  C* value;                // (keys, head_dim)
+  C* scores;               // (keys, queries); then their weights
+  C* out;                  // (queries, head_dim)
+  C* factors;              // (queries)
+  OnlineSoftmax<C>* rows;  // (queries)
+
+  ForwardTiles(Arena& arena, int64_t head_dim) {
+    const int64_t width = whole_vectors<C>(head_dim);
+    query_transposed = arena.take<C>(head_dim * attention_block);
+    for (C** tile : {&key, &value, &out}) *tile = arena.take<C>(attention_block * width);
+    scores = arena.take<C>(attention_block * attention_block);
+    factors = arena.take<C>(attention_block);
+    rows = arena.take<OnlineSoftmax<C>>(attention_block);
+  }
+};
+
+template <class T>
+void attend(const AttentionArgs& args, int64_t batch, int64_t head, Interval queries,
+            const ForwardTiles<accumulate_t<T>>& tile) {
+  using C = accumulate_t<T>;
+  const Mask mask = mask_of(args);
+  const ScoreScale<C> scale(args.softmax_scale);
+  const int64_t kv_head = head / (args.num_heads / args.num_kv_heads);
+  const HeadRows<T> query(args.query, batch, head), out(args.out, batch, head);
+  const HeadRows<T> key(args.key, batch, kv_head), value(args.value, batch, kv_head);
+  const int64_t head_dim = args.head_dim;
+  const int64_t width = whole_vectors<C>(head_dim);
+  const int64_t columns = whole_vectors<C>(queries.size());
+
+  load_tile(query, queries, head_dim, tile.key);  // free until the first key block
+  transpose_tile(tile.key, queries.size(), head_dim, scale.sign, tile.query_transposed, columns);
+  std::fill(tile.out, tile.out + queries.size() * width, C(0));
+  std::fill(tile.rows, tile.rows + columns, OnlineSoftmax<C>{});
+
+  const Interval seen = mask.keys_of(queries);
+  for (int64_t begin = seen.begin; begin < seen.end; begin += attention_block) {
+    const Interval keys{begin, std::min(begin + attention_block, seen.end)};
+    load_tile(key, keys, head_dim, tile.key);
+    load_tile(value, keys, head_dim, tile.value);
+
+    // S = Q K^T, then m, l and P = exp(S - m)
+    online_softmax_tile(mask, queries, keys, head_dim, tile.key, tile.query_transposed, scale.magnitude, tile.scores,
+                        tile.rows, tile.factors);
+    // O = diag(exp(m_old - m)) O + P V
+    for (int64_t i = 0; i < queries.size(); ++i) {
+      const C factor = tile.factors[i];
+      if (factor == 1) continue;
+      for (int64_t c = 0; c < width; ++c) tile.out[i * width + c] *= factor;
+    }
+    masked_product<C>(mask.shows_all(queries, keys), queries.size(), width, keys.size(), tile.scores, 1, columns,
+                      tile.value, tile.out, [&](int64_t i) { return mask.keys_of(queries.begin + i).within(keys); });
+  }
+
+  // O = diag(l)^-1 O, L = m + log(l)
+  C* const lse = static_cast<C*>(args.lse) + (batch * args.num_heads + head) * args.seq_len_q;
+  for (int64_t i = 0; i < queries.size(); ++i) {
+    const bool sees_nothing = mask.keys_of(queries.begin + i).empty();
+    T* const row = out.row(queries.begin + i);
+    for (int64_t c = 0; c < head_dim; ++c) {
+      row[c] = static_cast<T>(sees_nothing ? C(0) : tile.out[i * width + c] / tile.rows[i].sum);
+    }
+    lse[queries.begin + i] = tile.rows[i].lse(scale.magnitude);
+  }
+}
+
+template <class C>
+size_t tile_bytes(int64_t head_dim) {
+  Arena arena;
+  ForwardTiles<C>(arena, head_dim);
+  return arena.used();
+}
+
+int64_t count_items(const AttentionArgs& args) {
+  return args.batch * args.num_heads * blocks_of(args.seq_len_q, attention_block);
+}
+
+}  // namespace
+
+void flash_attention_forward(const AttentionArgs& args, const Stream& stream) {
+  require_attention_support("flash_attention_forward", args, stream.device);
+  const int64_t blocks = blocks_of(args.seq_len_q, attention_block);
+  dispatch_floating(args.dtype, "flash_attention_forward", [&]<class T>() {
+    using C = accumulate_t<T>;
+    const size_t bytes = tile_bytes<C>(args.head_dim);
+    const int64_t threads = team_size(args, count_items(args));
+    STROBE_CHECK(args.workspace_bytes >= bytes * static_cast<size_t>(threads), "flash_attention_forward: workspace of ",
+                 args.workspace_bytes, " bytes given, expected ", bytes * static_cast<size_t>(threads));
+    for_each_in_order(count_items(args), threads, [&](int64_t item, int64_t thread) {
+      const int64_t head = item / blocks;
+      // With a causal mask late queries see most keys: they go first, and short blocks fill the gaps at the end.
+      const int64_t begin = (blocks - 1 - item % blocks) * attention_block;
+      Arena arena(static_cast<std::byte*>(args.workspace) + static_cast<size_t>(thread) * bytes);
+      attend<T>(args, head / args.num_heads, head % args.num_heads,
+                {begin, std::min(begin + attention_block, args.seq_len_q)}, ForwardTiles<C>(arena, args.head_dim));
+    });
+  });
+}
+
+}  // namespace cpu
+
+size_t flash_attention_forward_workspace(const AttentionArgs& args, Device device) {
+  require_attention_support("flash_attention_forward", args, device);
+  return dispatch_floating(args.dtype, "flash_attention_forward", [&]<class T>() {
+    return cpu::tile_bytes<accumulate_t<T>>(args.head_dim) *
+           static_cast<size_t>(cpu::team_size(args, cpu::count_items(args)));
+  });
+}
+
+}  // namespace strobe::kernels

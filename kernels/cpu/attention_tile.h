@@ -1,0 +1,211 @@
+// What the forward and the backward pass of tiled attention share: which pairs are visible, tiles in and out of strided
+// memory, and products that never touch what the mask hides.
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "strobe/kernels/attention.h"
+#include "strobe/kernels/cpu/gemm_tile.h"
+#include "strobe/kernels/device.h"
+#include "strobe/kernels/online_softmax.h"
+
+namespace strobe::kernels::cpu {
+
+using strobe::cpu::gemm_tile;
+
+// A tile is a block of queries by a block of keys: with head_dim 64 all that a thread holds of them fills half of L2.
+inline constexpr int64_t attention_block = 128;
+static_assert(attention_block % strobe::cpu::vector_size<float> == 0);
+
+constexpr int64_t blocks_of(int64_t length, int64_t block) { return (length + block - 1) / block; }
+
+// `count` rounded up to whole vectors: rows of tiles are that long, so that no product has a ragged edge.
+template <class T>
+constexpr int64_t whole_vectors(int64_t count) {
+  return blocks_of(count, strobe::cpu::vector_size<T>) * strobe::cpu::vector_size<T>;
+}
+
+// Cuts 64-byte aligned arrays from one run of bytes; without a base it only counts.
+class Arena {
+ public:
+  explicit Arena(void* base = nullptr) : base_(static_cast<std::byte*>(base)) {}
+
+  template <class T>
+  T* take(int64_t count) {
+    std::byte* const start = base_ == nullptr ? nullptr : base_ + used_;
+    used_ += (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
+    return reinterpret_cast<T*>(start);
+  }
+  size_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  size_t used_ = 0;
+};
+
+struct Interval {
+  int64_t begin;
+  int64_t end;
+  bool empty() const { return begin >= end; }
+  int64_t size() const { return end - begin; }
+  bool contains(Interval other) const { return begin <= other.begin && other.end <= end; }
+  bool overlaps(Interval other) const { return std::max(begin, other.begin) < std::min(end, other.end); }
+  // The part within `other`, counted from other's begin.
+  Interval within(Interval other) const {
+    const int64_t first = std::clamp(begin, other.begin, other.end);
+    return {first - other.begin, std::clamp(end, first, other.end) - other.begin};
+  }
+};
+
+// Which pairs are visible: a band of the score matrix, so that every row and every column sees one interval.
+struct Mask {
+  AttentionBand band;
+  int64_t seq_len_q;
+  int64_t seq_len_k;
+
+  Interval keys_of(int64_t query) const { return clip(query + band.lower, query + band.upper, seq_len_k); }
+  Interval queries_of(int64_t key) const { return clip(key - band.upper, key - band.lower, seq_len_q); }
+
+  // Keys that some query of the block sees.
+  Interval keys_of(Interval queries) const { return {keys_of(queries.begin).begin, keys_of(queries.end - 1).end}; }
+  // Whether every query of the block sees every key of the block.
+  bool shows_all(Interval queries, Interval keys) const {
+    return keys_of(queries.begin).contains(keys) && keys_of(queries.end - 1).contains(keys);
+  }
+
+ private:
+  static Interval clip(int64_t first, int64_t last, int64_t length) {
+    const int64_t begin = std::clamp<int64_t>(first, 0, length);
+    return {begin, std::clamp<int64_t>(last + 1, begin, length)};
+  }
+};
+
+inline Mask mask_of(const AttentionArgs& args) {
+  return {visible_band(args.causal, args.seq_len_q, args.seq_len_k), args.seq_len_q, args.seq_len_k};
+}
+
+// softmax_scale as a sign (-1, 0, 1), exact on any operand, and a positive magnitude, which the online softmax needs.
+template <class C>
+struct ScoreScale {
+  C sign;
+  C magnitude;
+
+  explicit ScoreScale(double softmax_scale) {
+    const C scale = static_cast<C>(softmax_scale);
+    sign = static_cast<C>((scale > 0) - (scale < 0));
+    magnitude = scale == 0 ? C(1) : std::abs(scale);
+  }
+};
+
+// One head's rows of a (batch, seq_len, num_heads, head_dim) operand.
+template <class T>
+struct HeadRows {
+  T* data;
+  int64_t row_stride;
+  int64_t column_stride = 1;
+
+  HeadRows(const AttentionTensor& tensor, int64_t batch, int64_t head, int64_t dim_stride = 1)
+      : data(static_cast<T*>(tensor.data) + batch * tensor.batch_stride + head * tensor.head_stride),
+        row_stride(tensor.seq_stride),
+        column_stride(dim_stride) {}
+
+  T* row(int64_t index) const { return data + index * row_stride; }
+};
+
+// Copies rows into a tile of whole vectors, zeros behind them, converted to the type computed in.
+template <class T, class C>
+void load_tile(const HeadRows<T>& source, Interval rows, int64_t head_dim, C* tile) {
+  const int64_t width = whole_vectors<C>(head_dim);
+  for (int64_t i = 0; i < rows.size(); ++i) {
+    const T* const from = source.row(rows.begin + i);
+    C* const to = tile + i * width;
+    if (source.column_stride == 1) {
+      for (int64_t c = 0; c < head_dim; ++c) to[c] = static_cast<C>(from[c]);
+    } else {
+      for (int64_t c = 0; c < head_dim; ++c) to[c] = static_cast<C>(from[c * source.column_stride]);
+    }
+    for (int64_t c = head_dim; c < width; ++c) to[c] = 0;
+  }
+}
+
+template <class C>
+bool all_finite(const C* tile, int64_t count) {
+  C check = 0;  // x * 0 is NaN for NaN and infinity
+#pragma omp simd reduction(+ : check)
+  for (int64_t i = 0; i < count; ++i) check += tile[i] * C(0);
+  return check == 0;
+}
+
+// The transpose of a tile as load_tile leaves it, times `factor`: (head_dim, columns), zeros from `rows` to `columns`.
+template <class C>
+void transpose_tile(const C* tile, int64_t rows, int64_t head_dim, C factor, C* transposed, int64_t columns) {
+  const int64_t width = whole_vectors<C>(head_dim);
+  for (int64_t c = 0; c < head_dim; ++c) {
+    for (int64_t i = 0; i < rows; ++i) transposed[c * columns + i] = tile[i * width + c] * factor;
+    std::fill(transposed + c * columns + rows, transposed + (c + 1) * columns, C(0));
+  }
+}
+
+// out (m x n) += a (m x k) b (k x n), where row i of a holds zeros outside the interval visible(i) of k; b and out are
+// tiles. Where b is not finite these zeros are left out, for 0 * NaN must not reach a sum; the bits are the same.
+template <class C, class Visible>
+void masked_product(bool all_visible, int64_t m, int64_t n, int64_t k, const C* a, int64_t a_row, int64_t a_col,
+                    const C* b, C* out, Visible&& visible) {
+  if (all_visible || all_finite(b, k * n)) return gemm_tile<C>(m, n, k, a, a_row, a_col, b, n, out, n, true);
+  for (int64_t i = 0; i < m; ++i) {
+    const Interval p = visible(i);
+    if (p.empty()) continue;
+    gemm_tile<C>(1, n, p.size(), a + i * a_row + p.begin * a_col, a_row, a_col, b + p.begin * n, n, out + i * n, n,
+                 true);
+  }
+}
+
+// One step of the online softmax for a block of queries: S^T = K Q^T with hidden pairs at -inf is taken into the rows,
+// and replaced by its weights. Transposed, so that each row's maximum and sum run in a vector lane of their own.
+template <class C>
+void online_softmax_tile(const Mask& mask, Interval queries, Interval keys, int64_t head_dim, const C* key,
+                         const C* query_transposed, C magnitude, C* scores, OnlineSoftmax<C>* rows, C* factors) {
+  constexpr int lanes = strobe::cpu::vector_size<C>;
+  constexpr C minus_infinity = -std::numeric_limits<C>::infinity();
+  const int64_t columns = whole_vectors<C>(queries.size());
+  gemm_tile<C>(keys.size(), columns, head_dim, key, whole_vectors<C>(head_dim), 1, query_transposed, columns, scores,
+               columns, false);
+  if (!mask.shows_all(queries, keys)) {
+    for (int64_t j = 0; j < keys.size(); ++j) {
+      const Interval visible = mask.queries_of(keys.begin + j).within(queries);
+      C* const row = scores + j * columns;
+      std::fill(row, row + visible.begin, minus_infinity);
+      std::fill(row + visible.end, row + columns, minus_infinity);
+    }
+  }
+  for (int64_t i = 0; i < columns; i += lanes) {
+    online_softmax_update<lanes>(rows + i, scores + i, keys.size(), columns, magnitude, factors + i);
+  }
+}
+
+// Threads worth starting for `items` items: small problems stay on few.
+inline int64_t team_size(const AttentionArgs& args, int64_t items) {
+  const double products = static_cast<double>(args.batch * args.num_heads * args.seq_len_q) *
+                          static_cast<double>(args.seq_len_k * args.head_dim);
+  const int64_t worth = 1 + static_cast<int64_t>(std::min(products / 65536, 1e6));
+  return std::min({items, worth, static_cast<int64_t>(num_threads())});
+}
+
+// Runs f(item, thread) for items 0, 1, ..., count - 1 on at most `threads` threads. Threads take items in ascending
+// order, so an item may wait for a lower one: the lowest unfinished item never waits.
+template <class F>
+void for_each_in_order(int64_t count, int64_t threads, F&& f) {
+  const int team = static_cast<int>(std::min(count, threads));
+  if (team <= 1) {
+    for (int64_t item = 0; item < count; ++item) f(item, 0);
+    return;
+  }
+  std::atomic<int64_t> next{0};
+#pragma omp parallel num_threads(team)
+  for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < count;) f(item, omp_get_thread_num());
+}
+
+}  // namespace strobe::kernels::cpu
