@@ -23,7 +23,10 @@ std::shared_ptr<Node> make_node(const char* name, const std::vector<Tensor>& out
   node->backward = std::move(backward);
   for (const Tensor& input : inputs) {
     Node::Edge& edge = node->inputs.emplace_back();
-    if (!input.defined() || !input.requires_grad()) continue;
+    if (!input.defined()) continue;
+    edge.input = input.impl();
+    edge.assignments = input.impl()->assignments;
+    if (!input.requires_grad()) continue;
     edge.node = input.impl()->node;
     edge.output_index = input.impl()->output_index;
     if (edge.node == nullptr) edge.leaf = input.impl();
@@ -71,6 +74,9 @@ void check_graph(const std::shared_ptr<Node>& root, uint64_t oldest) {
     STROBE_CHECK(node->id >= oldest, "checkpoint: f uses the result of '", node->name,
                  "' that was computed outside of it, expected it to come through x");
     for (const Node::Edge& edge : node->inputs) {
+      const std::shared_ptr<TensorImpl> input = edge.input.lock();
+      STROBE_CHECK(input == nullptr || input->assignments == edge.assignments, "backward: an input of '", node->name,
+                   "' was assigned to after it was used, expected a fresh forward pass");
       if (edge.node != nullptr && seen.insert(edge.node.get()).second) pending.push_back(edge.node.get());
     }
   }
@@ -201,15 +207,13 @@ Tensor checkpoint(const std::function<Tensor(const Tensor&)>& f, const Tensor& x
   // Recorded whether or not x requires a gradient: the parameters inside f may.
   make_node("checkpoint", {y}, {x}, [f, x, state](const Grads& douts) -> Grads {
     const Tensor input = x.detach().set_requires_grad(x.requires_grad());
-    const RandomState current = random_state();
-    set_random_state(state);
     const uint64_t oldest = next_node_id.load();
     Tensor output;
     {
       const EnableGrad enable_grad;
+      const RandomStateGuard same_numbers(state);
       output = f(input);
     }
-    set_random_state(current);
     if (output.requires_grad()) run_graph(output, douts.front(), oldest);
     return {input.grad()};
   });

@@ -17,6 +17,8 @@ struct Node {
     std::shared_ptr<Node> node;
     int output_index = 0;
     std::shared_ptr<TensorImpl> leaf;
+    std::weak_ptr<TensorImpl> input;  // alive while anything, such as the closure, may still read it
+    uint64_t assignments = 0;         // of the input when it was used
     Shape shape;
     DType dtype = DType::f32;
   };

@@ -49,6 +49,18 @@ void set_random_state(RandomState state);
 // Starts the sequence of `value` from its beginning.
 void seed(uint64_t value);
 
+// Draws from `state` until the end of the scope, then goes on where the thread was.
+class RandomStateGuard {
+ public:
+  explicit RandomStateGuard(RandomState state) : previous_(random_state()) { set_random_state(state); }
+  ~RandomStateGuard() { set_random_state(previous_); }
+  RandomStateGuard(const RandomStateGuard&) = delete;
+  RandomStateGuard& operator=(const RandomStateGuard&) = delete;
+
+ private:
+  RandomState previous_;
+};
+
 // The state one random operation uses; moves on to the next.
 RandomState next_random_state();
 

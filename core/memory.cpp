@@ -21,8 +21,9 @@ constexpr bool reuse_blocks = true;
 thread_local int current_tag = 0;
 
 // Rounds up to one of eight sizes per power of two: few classes, so blocks are reused, and at most 1/8 is wasted.
+size_t class_step(size_t bytes) { return std::max<size_t>(64, std::bit_floor(bytes) / 8); }
 size_t size_class(size_t bytes) {
-  const size_t step = std::max<size_t>(64, std::bit_floor(bytes) / 8);
+  const size_t step = class_step(bytes);
   return bytes > SIZE_MAX - step ? bytes : (bytes + step - 1) / step * step;
 }
 
@@ -83,16 +84,25 @@ struct Allocator {
     return static_cast<int>(id);
   }
 
-  [[noreturn]] void out_of_memory(const Pool& pool, size_t bytes, int tag) {
+  // `refused`: by the device itself, below the limit.
+  [[noreturn]] void out_of_memory(const Pool& pool, size_t bytes, int tag, bool refused) {
     std::ostringstream out;
     out << "allocate: " << readable(bytes) << " (" << bytes << " bytes) asked for tag '"
-        << tag_names[static_cast<size_t>(tag)] << "' on " << pool.device << ", but the limit is "
-        << readable(pool.limit) << " and " << readable(pool.total.current) << " is held";
+        << tag_names[static_cast<size_t>(tag)] << "' on " << pool.device << ", but ";
+    if (refused) {
+      out << "the device has no more";
+    } else {
+      out << "the limit is " << readable(pool.limit);
+    }
+    out << " and " << readable(pool.total.current) << " is held";
     for (size_t id = 0; id < pool.by_tag.size(); ++id) {
       if (pool.by_tag[id].current > 0) out << ", '" << tag_names[id] << "' " << readable(pool.by_tag[id].current);
     }
-    const size_t room = pool.limit > pool.live_class_bytes ? pool.limit - pool.live_class_bytes : 0;
-    out << "; at most " << readable(room) << " (" << room << " bytes) would fit";
+    if (!refused) {
+      const size_t left = pool.limit > pool.live_class_bytes ? pool.limit - pool.live_class_bytes : 0;
+      const size_t room = left / class_step(left) * class_step(left);
+      out << "; at most " << readable(room) << " (" << room << " bytes) would fit";
+    }
     throw OutOfMemory(out.str());
   }
 
@@ -100,7 +110,7 @@ struct Allocator {
     const std::lock_guard lock(mutex);
     Pool& from = pool(device);
     const size_t size = size_class(bytes);
-    if (size > from.limit || from.live_class_bytes > from.limit - size) out_of_memory(from, bytes, tag);
+    if (size > from.limit || from.live_class_bytes > from.limit - size) out_of_memory(from, bytes, tag, false);
     void* block = nullptr;
     if (const auto found = from.cached.find(size); found != from.cached.end() && !found->second.empty()) {
       block = found->second.back();
@@ -113,7 +123,7 @@ struct Allocator {
         from.release_cached();
         block = raw_malloc(size, device);
       }
-      if (block == nullptr) out_of_memory(from, bytes, tag);
+      if (block == nullptr) out_of_memory(from, bytes, tag, true);
     }
     from.live_class_bytes += size;
     if (from.by_tag.size() < tag_names.size()) from.by_tag.resize(tag_names.size());
@@ -158,7 +168,13 @@ MemoryTag::MemoryTag(const std::string& name) : previous_(current_tag) {
   const std::lock_guard lock(all.mutex);
   current_tag = all.tag_id(name);
 }
-MemoryTag::MemoryTag(int id) : previous_(current_tag) { current_tag = id; }
+MemoryTag::MemoryTag(int id) : previous_(current_tag) {
+  Allocator& all = allocator();
+  const std::lock_guard lock(all.mutex);
+  STROBE_CHECK(id >= 0 && id < std::ssize(all.tag_names), "MemoryTag: id ", id, " given, expected one of ",
+               all.tag_names.size(), " tags");
+  current_tag = id;
+}
 MemoryTag::~MemoryTag() { current_tag = previous_; }
 int MemoryTag::current() { return current_tag; }
 
@@ -199,7 +215,10 @@ void release_cached_memory(Device device) {
 }
 
 void set_memory_limit(size_t bytes, Device device) {
-  with_pool(device, [bytes](Allocator&, Pool& pool) { pool.limit = bytes; });
+  with_pool(device, [bytes](Allocator&, Pool& pool) {
+    pool.limit = bytes;
+    if (pool.live_class_bytes + pool.cached_bytes > bytes) pool.release_cached();
+  });
 }
 
 size_t memory_limit(Device device) {

@@ -148,7 +148,7 @@ using kernels::AttentionKernel;
 
 // What is not supported yet is refused by name: the windows, softcap, ALiBi, dropout, packed sequences.
 struct AttentionOptions {
-  std::optional<double> softmax_scale = std::nullopt;  // 1 / sqrt(head_dim) when not given; any finite number
+  std::optional<double> softmax_scale = std::nullopt;  // 1 / sqrt(head_dim) when not given; at most 1e30 either way
   bool causal = false;        // bottom-right aligned: query i sees key j when j <= i + seq_len_k - seq_len_q
   int64_t window_left = -1;   // query i sees key j when j >= i + seq_len_k - seq_len_q - window_left; -1: unlimited
   int64_t window_right = -1;  // query i sees key j when j <= i + seq_len_k - seq_len_q + window_right; -1: unlimited

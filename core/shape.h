@@ -38,14 +38,15 @@ class Shape {
     sizes_[static_cast<size_t>(rank_++)] = size;
   }
 
-  // The number of elements. Throws when a size is negative or the product overflows 64 bits.
+  // The number of elements. Throws when a size is negative or the product of all that are not 0, and so some stride,
+  // overflows 64 bits.
   int64_t numel() const {
     int64_t count = 1;
     bool zero = false;
     for (int64_t size : *this) {
       STROBE_CHECK(size >= 0, "shape: ", *this, " given, expected no negative size");
       zero |= size == 0;
-      STROBE_CHECK(zero || !__builtin_mul_overflow(count, size, &count), "shape: ", *this,
+      STROBE_CHECK(size == 0 || !__builtin_mul_overflow(count, size, &count), "shape: ", *this,
                    " given, expected fewer than 2^63 elements");
     }
     return zero ? 0 : count;

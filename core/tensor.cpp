@@ -1,5 +1,7 @@
 #include "strobe/core/tensor.h"
 
+#include <numeric>
+
 #include "strobe/core/autograd.h"
 #include "strobe/core/ops.h"
 #include "strobe/kernels/device.h"
@@ -54,10 +56,8 @@ void Tensor::require_dtype(DType expected) const {
   STROBE_CHECK(dtype() == expected, "data: dtype ", expected, " asked of a tensor of dtype ", dtype());
 }
 
-double Tensor::item_as_double() const {
+void Tensor::require_one_element() const {
   STROBE_CHECK(size() == 1, "item: a tensor of shape ", shape(), " given, expected one element");
-  const Tensor on_cpu = detach().to(Device::cpu()).to(DType::f64);
-  return *on_cpu.data<double>();
 }
 
 template <class T>
@@ -94,7 +94,16 @@ Tensor Tensor::to(DType target) const {
 void Tensor::copy_from(const Tensor& source) const {
   require_defined("copy_from", "source", source);
   STROBE_CHECK(source.shape() == shape(), "copy_from: source ", source.shape(), " given, expected shape ", shape());
-  const Tensor here = source.detach().to(device());
+  for (int axis = 0; axis < rank(); ++axis) {
+    STROBE_CHECK(strides()[axis] != 0 || shape()[axis] <= 1, "copy_from: an expanded tensor of shape ", shape(),
+                 " given to write to, expected one without repeated elements");
+  }
+  Tensor here = source.detach().to(device());
+  if (here.impl()->storage == impl()->storage) {  // elements may be overwritten before they are read
+    const Tensor copy = empty_like(here);
+    copy_strided(*copy.impl(), copy.data(), *here.impl(), here.data(), stream());
+    here = copy;
+  }
   copy_strided(*impl(), data(), *here.impl(), here.data(), stream());
 }
 
@@ -109,6 +118,7 @@ void Tensor::assign(const Tensor& source) const {
   impl()->offset = source.impl()->offset;
   impl()->dtype = source.impl()->dtype;
   impl()->grad = Tensor();
+  ++impl()->assignments;
 }
 
 bool Tensor::requires_grad() const { return impl()->requires_grad; }
@@ -130,7 +140,7 @@ void Tensor::set_grad(const Tensor& gradient) const {
                  shape());
     require_same_kind("set_grad", "gradient", gradient, "tensor", *this);
   }
-  impl()->grad = gradient;
+  impl()->grad = gradient.defined() ? gradient.detach() : gradient;
 }
 
 void Tensor::backward() const {
@@ -173,9 +183,9 @@ Tensor zeros_like(const Tensor& x) { return zeros(x.shape(), x.dtype(), x.device
 
 Tensor arange(int64_t count, DType dtype, Device device) {
   STROBE_CHECK(count >= 0, "arange: count ", count, " given, expected at least 0");
-  std::vector<int64_t> values(static_cast<size_t>(count));
-  for (int64_t i = 0; i < count; ++i) values[static_cast<size_t>(i)] = i;
-  return from_vector(values, {count}, device).to(dtype);
+  const Tensor values = empty({count}, DType::i64, Device::cpu());
+  std::iota(values.data<int64_t>(), values.data<int64_t>() + count, int64_t{0});
+  return values.to(device).to(dtype);
 }
 
 template <class T>

@@ -37,10 +37,12 @@ class Tensor {
     return static_cast<T*>(data());
   }
 
-  // The value of a tensor with one element / all elements in row-major order, converted to T; waits for the stream.
+  // The value of a tensor with one element / all elements in row-major order, converted to T, a C++ type that has a
+  // DType (floating to integer saturates); waits for the stream.
   template <class T>
   T item() const {
-    return static_cast<T>(item_as_double());
+    require_one_element();
+    return to_vector<T>().front();
   }
   template <class T>
   std::vector<T> to_vector() const;
@@ -49,9 +51,11 @@ class Tensor {
   Tensor to(Device device) const;
   Tensor to(DType dtype) const;
 
-  // Overwrites the elements with those of `source` (same shape; dtype and device are converted). Not recorded.
+  // Overwrites the elements with those of `source` (same shape; dtype and device are converted), which may share its
+  // memory. Not recorded: a pending backward pass sees the new values.
   void copy_from(const Tensor& source) const;
-  // Makes this handle, and every copy of it, refer to the memory of `source` instead. Drops a gradient.
+  // Makes this handle, and every copy of it, refer to the memory of `source` instead. Drops a gradient. A backward
+  // pass that was pending is refused.
   void assign(const Tensor& source) const;
 
   bool requires_grad() const;
@@ -59,6 +63,7 @@ class Tensor {
   const Tensor& set_requires_grad(bool value = true) const;
   // The sum of gradients that backward passes left here; undefined before the first.
   Tensor grad() const;
+  // Replaces it, outside the graph; the memory is shared with `gradient`.
   void set_grad(const Tensor& gradient) const;
   // Gradients of this one-element tensor with respect to all leaves it was computed from; frees the graph.
   void backward() const;
@@ -71,7 +76,7 @@ class Tensor {
 
  private:
   void require_dtype(DType dtype) const;
-  double item_as_double() const;
+  void require_one_element() const;
 
   std::shared_ptr<TensorImpl> impl_;
 };
@@ -86,6 +91,7 @@ struct TensorImpl {
   Tensor grad;
   std::shared_ptr<Node> node;  // the operation that made it; null for leaves
   int output_index = 0;        // which of the node's outputs it is
+  uint64_t assignments = 0;    // how often assign() gave it other memory
 };
 
 // Uninitialized, row-major.

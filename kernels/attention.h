@@ -89,10 +89,11 @@ struct AttentionSoftmaxArgs {
   AttentionBand band = {};
 };
 
-// dscores = scale * P * (dP - rowsum(P * dP)) with P = weights / sums, within the band; 0 outside of it.
+// dscores = scale * P * (dP - rowsum(P * dP)) with P = weights / sums, within the band; 0 outside of it. The weights
+// are replaced by P, which the gradient of value is a product of.
 struct AttentionSoftmaxGradArgs {
   void* dscores;               // (num_matrices, seq_len_q, seq_len_k), dtype
-  const void* weights;         // the same shape, dtype
+  void* weights;               // the same shape, dtype
   const void* sums;            // (num_matrices, seq_len_q), accumulate_dtype(dtype)
   const void* dprobabilities;  // as dscores, accumulate_dtype(dtype); may be dscores' memory when that is dtype
   int64_t num_matrices;

@@ -195,8 +195,10 @@ struct GeluTanh {
   STROBE_HD static T backward(T x, T dy) {
     constexpr T sqrt_2_over_pi = T(0.79788456080286535588);
     const T t = inner_tanh(x);
-    const T inner_slope = sqrt_2_over_pi * (T(1) + T(3 * 0.044715) * x * x);
-    return dy * T(0.5) * ((T(1) + t) + x * (T(1) - t * t) * inner_slope);
+    // Where 1 - t^2 is 0 the rest of the product may not overflow; NaN passes.
+    const T bounded = x > T(100) ? T(100) : x < T(-100) ? T(-100) : x;
+    const T inner_slope = sqrt_2_over_pi * (T(1) + T(3 * 0.044715) * bounded * bounded);
+    return dy * T(0.5) * ((T(1) + t) + bounded * (T(1) - t * t) * inner_slope);
   }
 };
 

@@ -57,7 +57,8 @@ Tensor GPT::features(const Tensor& tokens) const {
   const double dropout_p = training ? config.dropout : 0;
   Tensor x = dropout(embed(tokens), dropout_p);
   for (const Block& block : h) {
-    const auto apply = [&block, dropout_p](const Tensor& input) { return block(input, dropout_p); };
+    // By value: the block's tensors live as long as the graph, whatever happens to the model.
+    const auto apply = [block, dropout_p](const Tensor& input) { return block(input, dropout_p); };
     x = config.recompute ? checkpoint(apply, x) : apply(x);
   }
   return ln_f(x);

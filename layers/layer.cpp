@@ -18,6 +18,8 @@ void load_parameters(const std::vector<NamedTensor>& parameters, const std::stri
                  "', expected the parameters of this model");
     STROBE_CHECK(found->second.shape() == wanted.tensor.shape(), "load: '", wanted.name, "' in ", path, " has shape ",
                  found->second.shape(), ", expected ", wanted.tensor.shape(), " of this model");
+    STROBE_CHECK(is_floating(found->second.dtype()) == is_floating(wanted.tensor.dtype()), "load: '", wanted.name,
+                 "' in ", path, " has dtype ", found->second.dtype(), ", expected one like ", wanted.tensor.dtype());
   }
   STROBE_CHECK(stored.size() == parameters.size(), "load: ", path, " has ", stored.size(), " tensors, expected the ",
                parameters.size(), " of this model");

@@ -13,6 +13,8 @@ void check_options(const AdamWOptions& options) {
     STROBE_CHECK(beta >= 0 && beta < 1, "AdamW: beta ", beta, " given, expected a number in [0, 1)");
   }
   detail::check_setting("AdamW", "eps", options.eps);
+  STROBE_CHECK(static_cast<float>(options.eps) > 0, "AdamW: eps ", options.eps,
+               " given, expected a number above 0 in f32");
   detail::check_setting("AdamW", "weight_decay", options.weight_decay);
 }
 
@@ -27,6 +29,8 @@ AdamW::AdamW(std::vector<Tensor> trained, const AdamWOptions& settings)
 void AdamW::step(double learning_rate) {
   detail::check_setting("AdamW", "learning_rate", learning_rate);
   check_options(options);
+  STROBE_CHECK(state.size() == parameters.size(), "AdamW: ", parameters.size(), " parameters given, expected the ",
+               state.size(), " it was made with");
   detail::check_layout("AdamW", parameters);
   const NoGrad no_grad;
   const MemoryTag tag("optimizer");

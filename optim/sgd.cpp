@@ -25,6 +25,8 @@ SGD::SGD(std::vector<Tensor> trained, const SGDOptions& settings)
 void SGD::step(double learning_rate) {
   detail::check_setting("SGD", "learning_rate", learning_rate);
   check_options(options);
+  STROBE_CHECK(state.size() == parameters.size(), "SGD: ", parameters.size(), " parameters given, expected the ",
+               state.size(), " it was made with");
   detail::check_layout("SGD", parameters);
   const NoGrad no_grad;
   const MemoryTag tag("optimizer");

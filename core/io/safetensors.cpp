@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -30,13 +31,17 @@ const char* format_name(DType dtype) {
   fail("save_safetensors: dtype ", dtype, " given, expected one the format has");
 }
 
-// A file that is being written; removed again unless it was finished.
+// A file that is being written beside its target; removed again unless it was finished.
 class TemporaryFile {
  public:
-  explicit TemporaryFile(std::string target) : target_(std::move(target)), path_(target_ + ".XXXXXX") {
-    descriptor_ = mkstemp(path_.data());
+  explicit TemporaryFile(const std::string& target) : target_(target) {
+    static std::atomic<uint64_t> counter{0};
+    std::error_code code;
+    const std::filesystem::path link_target = std::filesystem::canonical(target, code);
+    if (!code) target_ = link_target.string();  // a link stays one
+    path_ = concat_message(target_, ".partial", getpid(), "-", counter.fetch_add(1));
+    descriptor_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (descriptor_ < 0) fail_with_errno("cannot be created");
-    fchmod(descriptor_, 0644);
   }
   ~TemporaryFile() {
     if (descriptor_ >= 0) close(descriptor_);
@@ -84,6 +89,19 @@ class TemporaryFile {
   bool finished_ = false;
 };
 
+// A JSON value in an error message, in short.
+std::string brief(const Json& value) {
+  if (value.is_string()) return concat_message("'", value.get<std::string>().substr(0, 40), "'");
+  if (value.is_number()) return value.dump();
+  if (!value.is_array() || value.size() > 16) return concat_message("of type ", value.type_name());
+  std::ostringstream text;
+  for (const Json& element : value) {
+    text << (text.tellp() > 0 ? ", " : "(") << (element.is_number() ? element.dump() : "?");
+  }
+  text << (value.empty() ? "()" : ")");
+  return text.str();
+}
+
 // One tensor's entry in the header, checked against the size of the data section.
 struct Entry {
   std::string name;
@@ -109,24 +127,24 @@ Entry parse_entry(const std::string& path, const std::string& name, const Json& 
       known = true;
     }
   }
-  if (!known) malformed("has dtype ", dtype.dump(), ", expected one of F32, F64, BF16, F16, I32, I64");
+  if (!known) malformed("has dtype ", brief(dtype), ", expected one of F32, F64, BF16, F16, I32, I64");
   const Json& shape = value["shape"];
   if (!shape.is_array() || shape.size() > static_cast<size_t>(Shape::max_rank)) {
     malformed("has no usable shape, expected a list of at most ", Shape::max_rank, " sizes");
   }
   uint64_t bytes = size_of(entry.dtype);
   for (const Json& size : shape) {
-    if (!size.is_number_unsigned()) malformed("has shape ", shape.dump(), ", expected sizes of 0 or more");
+    if (!size.is_number_unsigned()) malformed("has shape ", brief(shape), ", expected sizes of 0 or more");
     const uint64_t count = size.get<uint64_t>();
     if (count > static_cast<uint64_t>(INT64_MAX) || __builtin_mul_overflow(bytes, count, &bytes)) {
-      malformed("has shape ", shape.dump(), ", expected one that fits in memory");
+      malformed("has shape ", brief(shape), ", expected one that fits in memory");
     }
     entry.shape.push_back(static_cast<int64_t>(count));
   }
   const Json& offsets = value["data_offsets"];
   if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() ||
       !offsets[1].is_number_unsigned()) {
-    malformed("has data_offsets ", offsets.dump(), ", expected two numbers");
+    malformed("has data_offsets ", brief(offsets), ", expected two numbers");
   }
   entry.begin = offsets[0].get<uint64_t>();
   entry.end = offsets[1].get<uint64_t>();
@@ -155,6 +173,9 @@ void save_safetensors(const std::string& path, const std::vector<NamedTensor>& t
   uint64_t offset = 0;
   for (const NamedTensor& entry : tensors) {
     require_defined("save_safetensors", "a tensor", entry.tensor);
+    STROBE_CHECK(entry.name != "__metadata__",
+                 "save_safetensors: a tensor named '__metadata__' given, expected a name ",
+                 "that the format does not use itself");
     STROBE_CHECK(!header.contains(entry.name), "save_safetensors: two tensors named '", entry.name,
                  "' given, expected names that differ");
     on_cpu.push_back(contiguous(entry.tensor.detach().to(Device::cpu())));
@@ -165,7 +186,12 @@ void save_safetensors(const std::string& path, const std::vector<NamedTensor>& t
                           {"data_offsets", {offset, offset + bytes}}};
     offset += bytes;
   }
-  std::string text = header.dump();
+  std::string text;
+  try {
+    text = header.dump();
+  } catch (const Json::exception&) {
+    fail("save_safetensors: ", path, ": a name or metadata that is not UTF-8 given, expected text");
+  }
   text.resize((text.size() + 7) / 8 * 8, ' ');  // keeps the data aligned
   const uint64_t length = text.size();
   std::vector<std::pair<const void*, size_t>> contents{{&length, sizeof(length)}, {text.data(), text.size()}};
@@ -194,13 +220,16 @@ SafeTensors load_safetensors(const std::string& path) {
                " cannot be read");
   std::set<std::string> names;
   bool duplicate = false;
-  const auto watch_keys = [&](int depth, Json::parse_event_t event, Json& parsed) {
+  bool too_deep = false;
+  const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
     if (event == Json::parse_event_t::key && depth == 1) duplicate |= !names.insert(parsed.get<std::string>()).second;
-    return true;
+    too_deep |= depth > 3;
+    return depth <= 3;  // what lies deeper is dropped, as the library copies values recursively
   };
-  const Json header = Json::parse(text, watch_keys, false);
+  const Json header = Json::parse(text, watch, false);
   STROBE_CHECK(header.is_object(), "load_safetensors: ", path,
                " has no JSON object as header, expected a safetensors file");
+  STROBE_CHECK(!too_deep, "load_safetensors: ", path, " nests its header too deeply, expected a safetensors file");
   STROBE_CHECK(!duplicate, "load_safetensors: ", path, " names a tensor twice in its header");
   const uint64_t data_bytes = file_bytes - sizeof(header_bytes) - header_bytes;
 

@@ -267,9 +267,8 @@ Tensor standard_attention(const Tensor& query, const Tensor& key, const Tensor& 
                                                       query.stream());
                   const Tensor dquery = empty_like(query);
                   matmul_into(grouped(dquery, kv_heads), ds, grouped(key, kv_heads), within_band, name);
-                  const Tensor dweighted = div(dout.to(sums.dtype()), transpose(sums, 1, 2)).to(query.dtype());
                   return {dquery, sum_over_queries(ds, grouped(query, kv_heads), band),
-                          sum_over_queries(weights, grouped(dweighted, kv_heads), band)};
+                          sum_over_queries(weights, grouped(dout, kv_heads), band)};
                 });
 }
 

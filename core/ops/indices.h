@@ -1,15 +1,19 @@
 // The range check of index tensors, shared by the operations that take them; internal to core/ops.
 #pragma once
 
+#include <limits>
+
 #include "strobe/core/ops.h"
 #include "strobe/kernels/embedding.h"
 
 namespace strobe {
 
+constexpr int64_t ignore_none = std::numeric_limits<int64_t>::min();
+
 // Throws when an index lies outside [0, limit) and is not `ignore_index`, naming its position, value and the limit.
 // indices: contiguous, i32 or i64; `argument` and `bound` name it and the limit in the message.
 inline void check_indices(const char* operation, const char* argument, const Tensor& indices, const char* bound,
-                          int64_t limit, int64_t ignore_index = 0) {
+                          int64_t limit, int64_t ignore_index = ignore_none) {
   const Tensor found = empty({1}, DType::i64, indices.device());
   kernels::find_invalid_index({.position = found.data<int64_t>(),
                                .indices = indices.data(),

@@ -108,6 +108,7 @@ Tensor transpose(const Tensor& x, int axis_a, int axis_b) {
 
 Tensor expand(const Tensor& x, const Shape& shape) {
   require_defined("expand", "x", x);
+  shape.numel();  // refuses negative sizes
   STROBE_CHECK(broadcast_shapes("expand", x.shape(), shape) == shape, "expand: shape ", shape, " given for ", x.shape(),
                ", expected one that it broadcasts to");
   Shape strides = shape;

@@ -241,10 +241,12 @@ class Backward {
     const auto keys_of = [&](int64_t i) { return mask_.keys_of(queries.begin + i).within(keys); };
     const auto queries_of = [&](int64_t j) { return mask_.queries_of(keys.begin + j).within(queries); };
     const bool all_visible = mask_.shows_all(queries, keys);
-    masked_product<C>(all_visible, keys.size(), width_, rows, tile.p, 1, columns, tile.dout, tile.dvalue, queries_of);
-    masked_product<C>(all_visible, keys.size(), width_, rows, tile.ds, 1, columns, tile.query, tile.dkey, queries_of);
-    std::fill(tile.dquery, tile.dquery + rows * width_, C(0));
-    masked_product<C>(all_visible, rows, width_, keys.size(), tile.ds, columns, 1, tile.key, tile.dquery, keys_of);
+    masked_product<C>(all_visible, keys.size(), width_, rows, tile.p, 1, columns, tile.dout, tile.dvalue, true,
+                      queries_of);
+    masked_product<C>(all_visible, keys.size(), width_, rows, tile.ds, 1, columns, tile.query, tile.dkey, true,
+                      queries_of);
+    masked_product<C>(all_visible, rows, width_, keys.size(), tile.ds, columns, 1, tile.key, tile.dquery, false,
+                      keys_of);
   }
 
   // Key blocks take turns in ascending order, whichever threads compute them, so that the bits never change.

@@ -60,7 +60,8 @@ void attend(const AttentionArgs& args, int64_t batch, int64_t head, Interval que
       for (int64_t c = 0; c < width; ++c) tile.out[i * width + c] *= factor;
     }
     masked_product<C>(mask.shows_all(queries, keys), queries.size(), width, keys.size(), tile.scores, 1, columns,
-                      tile.value, tile.out, [&](int64_t i) { return mask.keys_of(queries.begin + i).within(keys); });
+                      tile.value, tile.out, true,
+                      [&](int64_t i) { return mask.keys_of(queries.begin + i).within(keys); });
   }
 
   // O = diag(l)^-1 O, L = m + log(l)

@@ -34,9 +34,9 @@ C weigh(const C* scores, int64_t size, Interval visible, const ScoreScale<C>& sc
   return visible.empty() ? C(1) : sum;
 }
 
+// Writes dscores and turns the weights into probabilities.
 template <class T, class C>
-void differentiate(const T* weights, C sum, const C* dprobabilities, int64_t size, Interval visible, C scale,
-                   T* dscores) {
+void differentiate(T* weights, C sum, const C* dprobabilities, int64_t size, Interval visible, C scale, T* dscores) {
   C dot = 0;
 #pragma omp simd reduction(+ : dot)
   for (int64_t j = visible.begin; j < visible.end; ++j) dot += static_cast<C>(weights[j]) * dprobabilities[j];
@@ -44,6 +44,7 @@ void differentiate(const T* weights, C sum, const C* dprobabilities, int64_t siz
   const C factor = scale / sum;
   for (int64_t j = visible.begin; j < visible.end; ++j) {
     dscores[j] = static_cast<T>(static_cast<C>(weights[j]) * (dprobabilities[j] - dot) * factor);
+    weights[j] = static_cast<T>(static_cast<C>(weights[j]) / sum);
   }
   std::fill(dscores, dscores + visible.begin, T(0));
   std::fill(dscores + visible.end, dscores + size, T(0));
@@ -71,7 +72,7 @@ void attention_softmax_backward(const AttentionSoftmaxGradArgs& args, const Stre
   dispatch_floating(args.dtype, "attention_softmax_backward", [&]<class T>() {
     using C = accumulate_t<T>;
     for_each_row(args.num_matrices * args.seq_len_q, size, [&](int64_t row) {
-      differentiate(static_cast<const T*>(args.weights) + row * size, static_cast<const C*>(args.sums)[row],
+      differentiate(static_cast<T*>(args.weights) + row * size, static_cast<const C*>(args.sums)[row],
                     static_cast<const C*>(args.dprobabilities) + row * size, size, mask.keys_of(row % args.seq_len_q),
                     static_cast<C>(args.scale), static_cast<T*>(args.dscores) + row * size);
     });

@@ -9,19 +9,22 @@
 
 namespace strobe::cpu {
 
-// Splits [0, count) into at most num_threads() contiguous chunks of at least `grain` and runs f(begin, end) on each.
-// Runs on the calling thread alone when one chunk is enough or when already inside a parallel region.
-// The first exception thrown by f is rethrown on the calling thread.
+// Splits [0, count) into at most num_threads() contiguous chunks of about `grain` or more and runs f(begin, end) on
+// each. Chunks begin at multiples of min(grain, 64): which elements of a loop fall into vectors, and with it their last
+// bits, does not depend on the number of threads. Runs on the calling thread alone when one chunk is enough or when
+// already inside a parallel region. The first exception thrown by f is rethrown on the calling thread.
 template <class F>
 void parallel_for(int64_t count, int64_t grain, F&& f) {
   if (count <= 0) return;
   const int64_t chunks = std::min<int64_t>(num_threads(), (count + grain - 1) / std::max<int64_t>(grain, 1));
+  const int64_t unit = std::clamp<int64_t>(grain, 1, 64);
+  const int64_t units = (count + unit - 1) / unit;
   if (chunks <= 1) return f(int64_t{0}, count);
   std::exception_ptr error;
 #pragma omp parallel for schedule(static, 1) num_threads(static_cast <int>(chunks))
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     try {
-      f(count * chunk / chunks, count * (chunk + 1) / chunks);
+      f(units * chunk / chunks * unit, std::min(units * (chunk + 1) / chunks * unit, count));
     } catch (...) {
 #pragma omp critical(strobe_parallel_for)
       if (!error) error = std::current_exception();

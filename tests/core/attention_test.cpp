@@ -443,3 +443,10 @@ TEST_CASE("flash_attention_qkvpacked: equals flash_attention of the three parts,
     }
   }
 }
+
+TEST_CASE("standard_attention: small gradients of many keys survive f16") {
+  const Tensor zero = zeros({1, 2048, 1, 4}, DType::f16);
+  const std::vector<Tensor> got =
+      run(standard_attention, zero, zero, zero, full({1, 2048, 1, 4}, 1e-4, DType::f16), {});
+  for (const double value : got[3].to_vector<double>()) CHECK(value == doctest::Approx(1e-4).epsilon(0.01));
+}

@@ -128,3 +128,26 @@ TEST_CASE("checkpoint: history that does not come through x is refused") {
   const Tensor y = checkpoint([&](const Tensor& input) { return input * computed; }, ones({2}));
   CHECK(contains(error_of([&] { sum(y).backward(); }), "expected it to come through x"));
 }
+
+TEST_CASE("checkpoint: an exception in the second pass leaves the random state where it was") {
+  const Tensor x = ones({2}).set_requires_grad();
+  int calls = 0;
+  const Tensor y = checkpoint(
+      [&](const Tensor& input) {
+        if (++calls == 2) fail("second pass");
+        return dropout(input, 0.5);
+      },
+      x);
+  const RandomState state = random_state();
+  CHECK(contains(error_of([&] { sum(y).backward(); }), "second pass"));
+  CHECK(random_state() == state);
+}
+
+TEST_CASE("backward: an input that was assigned other memory since is refused") {
+  const Tensor w = ones({64}, DType::f64).set_requires_grad();
+  const Tensor x = ones({64}, DType::f64).set_requires_grad();
+  const Tensor y = sum(w * x);
+  w.assign(w.to(DType::f16));
+  CHECK(contains(error_of([&] { y.backward(); }), "'mul' was assigned to after it was used"));
+  CHECK_FALSE(x.grad().defined());
+}

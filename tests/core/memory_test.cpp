@@ -71,3 +71,19 @@ TEST_CASE("memory: the limit's error says what was asked, what is held and what 
   CHECK_THROWS_AS(empty({int64_t{1} << 60}), OutOfMemory);
   CHECK_THROWS_AS(empty({int64_t{1} << 62}), Error);
 }
+
+TEST_CASE("memory: what the error says would fit does fit, for odd sizes too") {
+  const size_t limit = memory_limit();
+  release_cached_memory();
+  const size_t held = memory_reserved();
+  set_memory_limit(held + 1000);
+  const std::string message = error_of([] { empty({1000}); });
+  const size_t start = message.rfind("at most ");
+  const size_t digits = message.find('(', start);
+  const int64_t room = std::stoll(message.substr(digits + 1));
+  CHECK(room > 800);
+  CHECK_NOTHROW(empty({room / 4}));
+  release_cached_memory();
+  CHECK_THROWS_AS(empty({room / 4 + 16}), OutOfMemory);
+  set_memory_limit(limit);
+}

@@ -27,7 +27,7 @@ const std::vector<OpCase>& op_cases() {
       {"log", {{33}}, [](const Inputs& x) { return log(x[0]); }, 0.5, 4.0},
       {"sqrt", {{33}}, [](const Inputs& x) { return sqrt(x[0]); }, 0.5, 4.0},
       {"tanh", {{5, 33}}, [](const Inputs& x) { return tanh(x[0]); }, -3.0, 3.0},
-      {"relu", {{5, 33}}, [](const Inputs& x) { return relu(x[0] + 1.01); }},
+      {"relu", {{5, 33}}, [](const Inputs& x) { return relu(x[0] + 0.101); }},
       {"silu", {{5, 33}}, [](const Inputs& x) { return silu(x[0]); }, -4.0, 4.0},
       {"gelu", {{5, 33}}, [](const Inputs& x) { return gelu(x[0]); }, -4.0, 4.0},
       {"gelu tanh", {{5, 33}}, [](const Inputs& x) { return gelu(x[0], GeluForm::tanh); }, -4.0, 4.0},

@@ -90,6 +90,12 @@ TEST_CASE("safetensors: anything but a whole file is refused, naming what is wro
                                    R"("a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}})",
                                    0)),
                  "twice"));
+  const std::string deep = std::string(300000, '[') + std::string(300000, ']');
+  CHECK(contains(error_for(crafted(R"({"w":{"dtype":)" + deep + R"(,"shape":[1],"data_offsets":[0,4]}})", 4)),
+                 "too deeply"));
+  CHECK(
+      contains(error_for(crafted(R"({"w":{"dtype":"F32","shape":[0,4611686018427387904,4],"data_offsets":[0,0]}})", 0)),
+               "2^63"));
   CHECK(contains(error_of([&] { load_safetensors(folder / "missing"); }), "does not exist"));
   CHECK(contains(error_of([&] { load_safetensors(folder.path.string()); }), "not a regular file"));
 }
@@ -100,6 +106,8 @@ TEST_CASE("safetensors: a failed save leaves the file that was there") {
   save_safetensors(path, {{"w", ones({4})}});
   const std::string before = read_file(path);
   CHECK(contains(error_of([&] { save_safetensors(path, {{"w", ones({2})}, {"w", ones({2})}}); }), "two tensors named"));
+  CHECK(contains(error_of([&] { save_safetensors(path, {{"__metadata__", ones({2})}}); }), "__metadata__"));
+  CHECK(contains(error_of([&] { save_safetensors(path, {{"\xff", ones({2})}}); }), "UTF-8"));
   CHECK(read_file(path) == before);
   CHECK(contains(error_of([&] { save_safetensors(folder / "no/such/folder", {{"w", ones({2})}}); }), "cannot be"));
   CHECK(std::distance(fs::directory_iterator(folder.path), {}) == 1);

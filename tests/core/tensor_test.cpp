@@ -90,3 +90,29 @@ TEST_CASE("assign: every handle follows to the new memory") {
   CHECK(contains(error_of([&] { weight.assign(ones({3})); }), "expected shape (2, 2)"));
   CHECK(contains(error_of([&] { weight.assign(ones({2, 2}, DType::i64)); }), "floating-point"));
 }
+
+TEST_CASE("copy_from: source and destination may share memory; repeated elements are refused") {
+  const Tensor x = counting({3, 3});
+  x.copy_from(transpose(x, 0, 1));
+  CHECK(x.to_vector<float>() == std::vector<float>{0, 3, 6, 1, 4, 7, 2, 5, 8});
+  const Tensor row = counting({5});
+  slice(row, 0, 1, 5).copy_from(slice(row, 0, 0, 4));
+  CHECK(row.to_vector<float>() == std::vector<float>{0, 0, 1, 2, 3});
+  CHECK(contains(error_of([] { expand(zeros({1}), {3}).copy_from(ones({3})); }), "repeated elements"));
+}
+
+TEST_CASE("item: integers keep every digit, floats saturate") {
+  CHECK(full({}, 0, DType::i64).item<int64_t>() == 0);
+  CHECK(from_vector<int64_t>({9007199254740993}, {1}).item<int64_t>() == 9007199254740993);
+  CHECK(full({1}, 1e30).item<int32_t>() == std::numeric_limits<int32_t>::max());
+  CHECK(full({1}, std::nan("")).item<int32_t>() == 0);
+}
+
+TEST_CASE("set_grad: keeps no graph alive") {
+  const size_t before = memory_stats().current;
+  {
+    const Tensor x = ones({1000}).set_requires_grad();
+    x.set_grad(x * 2.0);
+  }
+  CHECK(memory_stats().current == before);
+}

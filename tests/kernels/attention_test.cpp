@@ -253,12 +253,13 @@ TEST_CASE_TEMPLATE("attention softmax: hidden entries are 0 and never looked at"
                              .scale = -0.5,
                              .band = band},
                             Stream{});
+  std::vector<T> probabilities = weights;
   std::vector<C> dp(scores.size(), NAN);
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t j = 0; j < r % 3 + 2; ++j) dp[static_cast<size_t>(r * size + j)] = static_cast<C>(j * j - r);
   }
   attention_softmax_backward({.dscores = ds.data(),
-                              .weights = weights.data(),
+                              .weights = probabilities.data(),
                               .sums = sums.data(),
                               .dprobabilities = dp.data(),
                               .num_matrices = 2,
@@ -280,6 +281,7 @@ TEST_CASE_TEMPLATE("attention softmax: hidden entries are 0 and never looked at"
     for (int64_t j = 0; j < size; ++j) {
       const double expected = j < visible ? std::exp(-0.5 * at(scores, j)) / sum : 0;
       CHECK(std::abs(at(weights, j) / static_cast<double>(sums[static_cast<size_t>(r)]) - expected) <= bound);
+      CHECK(std::abs(at(probabilities, j) - expected) <= bound);
       CHECK(std::abs(at(ds, j) - (j < visible ? -0.5 * expected * (at(dp, j) - dot) : 0)) <= 4 * bound);
     }
   }

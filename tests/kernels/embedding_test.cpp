@@ -59,6 +59,10 @@ TEST_CASE("embedding: an index out of range is named; empty index lists are fine
   CHECK(weight.grad().to_vector<float>() == std::vector<float>(15, 0.0f));
 }
 
+TEST_CASE("embedding: a table without rows has no row 0") {
+  CHECK(contains(error_of([] { embedding(zeros({1}, DType::i64), zeros({0, 4})); }), "holds 0 at position"));
+}
+
 TEST_CASE("rope: rotates the halves of a head by position, keeps dot products of equal distance") {
   const Tensor x = from_vector(std::vector<double>{1, 2, 3, 4, 1, 2, 3, 4}, {1, 2, 1, 4});
   const std::vector<double> y = rope(x, 100.0, 3).to_vector<double>();

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "support/compare.h"
+#include "support/threads.h"
 
 using namespace strobe;
 using namespace strobe::testing;
@@ -121,4 +122,28 @@ TEST_CASE("pointwise: empty tensors, and sizes around the vector width") {
     CHECK(relative_difference(gelu_tanh(x), gelu_tanh(x.to(DType::f64))) <= 1e-6);
     CHECK(relative_difference(x * 2.0, x.to(DType::f64) * 2.0) == 0);
   }
+}
+
+TEST_CASE("unary: the same bits for any number of threads, forward and backward") {
+  seed(12);
+  const Tensor x = uniform({100001}, -5.0, 5.0).set_requires_grad();
+  const auto run = [&](int count) {
+    const Threads threads(count);
+    x.set_grad(Tensor());
+    const Tensor y = gelu(x) + gelu(x, GeluForm::tanh) + silu(x) + tanh(x) + exp(x);
+    sum(y).backward();
+    return std::vector<Tensor>{y.detach(), x.grad()};
+  };
+  const std::vector<Tensor> one = run(1);
+  for (int count : {2, 3, 7}) {
+    const std::vector<Tensor> several = run(count);
+    CHECK(same_bits(several[0], one[0]));
+    CHECK(same_bits(several[1], one[1]));
+  }
+}
+
+TEST_CASE("gelu_tanh: gradients far from zero are 0 and 1") {
+  const Tensor x = from_vector<float>({-1e20f, -200.0f, 200.0f, 1e20f}, {4}).set_requires_grad();
+  sum(gelu(x, GeluForm::tanh)).backward();
+  CHECK(x.grad().to_vector<float>() == std::vector<float>{0, 0, 1, 1});
 }

@@ -161,6 +161,21 @@ TEST_CASE("gpt: the same seed gives the same bits, dropout and recomputation inc
   }
 }
 
+TEST_CASE("gpt: a loss outlives its model, recomputation included") {
+  for (bool recompute : {false, true}) {
+    Tensor loss, weight;
+    {
+      GPTConfig config = small_config();
+      config.recompute = recompute;
+      const GPT model(config);
+      weight = model.h[1].mlp.fc.weight;
+      loss = cross_entropy(model(batch(0).first), batch(0).second);
+    }
+    loss.backward();
+    CHECK(weight.grad().defined());
+  }
+}
+
 TEST_CASE("gpt: training holds the same bytes at every step") {
   seed(7);
   const GPT model(small_config());
@@ -195,6 +210,10 @@ TEST_CASE("gpt: a saved model comes back bit for bit, and another model's file i
   wider.embed_dim = 64;
   CHECK(contains(error_of([&] { load(GPT(wider), path); }), "'wte.weight'"));
   CHECK(same_bits(before, llama.wte.weight));
+  std::vector<NamedTensor> integers = named_parameters(model);
+  integers[0].tensor = integers[0].tensor.to(DType::i32);
+  save_safetensors(path, integers);
+  CHECK(contains(error_of([&] { load(other, path); }), "dtype i32"));
   std::filesystem::remove(path);
 }
 

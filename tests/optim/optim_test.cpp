@@ -309,3 +309,14 @@ TEST_CASE("schedules: bad settings are named") {
                  "decay_steps 5 given"));
   CHECK(contains(error_of([] { CosineSchedule{.peak = 1, .total_steps = 4}(-1); }), "step -1 given"));
 }
+
+TEST_CASE("optimizers: parameters added later, and an eps of 0, are refused") {
+  const Tensor a = ones({2}).set_requires_grad();
+  AdamW adamw({a}, {});
+  SGD sgd({a}, {});
+  adamw.parameters.push_back(ones({2}).set_requires_grad());
+  sgd.parameters.push_back(ones({2}).set_requires_grad());
+  CHECK(contains(error_of([&] { adamw.step(); }), "AdamW: 2 parameters given, expected the 1"));
+  CHECK(contains(error_of([&] { sgd.step(); }), "SGD: 2 parameters given, expected the 1"));
+  CHECK(contains(error_of([&] { AdamW({a}, {.eps = 0}); }), "eps 0"));
+}
