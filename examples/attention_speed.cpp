@@ -1,0 +1,145 @@
+// How fast attention is on this processor, tiled and standard, forward and backward, as CSV: each row also as a share
+// of Eigen's rate for a product of 2048 x 2048 f32 matrices on the same threads in the same run.
+#include <strobe/strobe.h>
+
+#include <CLI/CLI.hpp>
+#include <Eigen/Core>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace {
+
+using strobe::DType;
+using strobe::Tensor;
+
+struct Settings {
+  std::vector<int64_t> seq_lens{512, 1024, 2048, 4096, 8192};
+  int64_t batch = 1;
+  int64_t num_heads = 8;
+  int64_t head_dim = 64;
+  bool causal = false;
+  std::string dtype = "f32";
+  int threads = strobe::num_threads();
+  int repeats = 3;
+  int64_t standard_max = 4096;
+};
+
+// Seconds of the fastest of `repeats` calls, after one that does not count; `prepare` is not timed.
+double fastest(int repeats, const std::function<void()>& prepare, const std::function<void()>& run) {
+  double best = std::numeric_limits<double>::infinity();
+  for (int i = 0; i <= repeats; ++i) {
+    prepare();
+    const auto start = std::chrono::steady_clock::now();
+    run();
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+    if (i > 0) best = std::min(best, elapsed.count());
+  }
+  return best;
+}
+
+void print_row(const char* direction, const char* kernel, const Settings& settings, int64_t seq_len, double seconds,
+               double flops, double peer) {
+  const double rate = 1e-9 * flops / seconds;
+  std::printf("%s,%s,%s,%lld,%lld,%lld,%lld,%d,%.3f,%.1f,%.2f\n", direction, kernel, settings.dtype.c_str(),
+              static_cast<long long>(settings.batch), static_cast<long long>(seq_len),
+              static_cast<long long>(settings.num_heads), static_cast<long long>(settings.head_dim), settings.causal,
+              1e3 * seconds, rate, rate / peer);
+  std::fflush(stdout);
+}
+
+// GFLOP/s of Eigen's and of our own product of two square f32 matrices.
+double measure_products(const Settings& settings) {
+  constexpr int64_t size = 2048;
+  constexpr double flops = 2.0 * size * size * size;
+  Eigen::setNbThreads(settings.threads);
+  const Eigen::MatrixXf a = Eigen::MatrixXf::Random(size, size), b = Eigen::MatrixXf::Random(size, size);
+  Eigen::MatrixXf product(size, size);
+  const double eigen = fastest(
+      settings.repeats, [] {}, [&] { product.noalias() = a * b; });
+  const strobe::NoGrad no_grad;
+  const Tensor x = strobe::normal({size, size}), y = strobe::normal({size, size});
+  Tensor result;
+  const double ours = fastest(
+      settings.repeats, [] {}, [&] { result = strobe::matmul(x, y); });
+  const double peer = 1e-9 * flops / eigen;
+  const Settings square{.num_heads = 1, .head_dim = size, .causal = false};
+  print_row("product", "eigen", square, size, eigen, flops, peer);
+  print_row("product", "strobe", square, size, ours, flops, peer);
+  return peer;
+}
+
+using Attention = Tensor (*)(const Tensor&, const Tensor&, const Tensor&, const strobe::AttentionOptions&);
+
+void measure_attention(const char* kernel, Attention attention, const Settings& settings, int64_t seq_len, DType dtype,
+                       double peer) {
+  const strobe::Shape shape{settings.batch, seq_len, settings.num_heads, settings.head_dim};
+  const auto random = [&] { return strobe::normal(shape, 0, 1, dtype); };
+  const Tensor query = random().set_requires_grad(), key = random().set_requires_grad(),
+               value = random().set_requires_grad(), dout = random();
+  const strobe::AttentionOptions options{.causal = settings.causal};
+  // Two products of 2 seq_len^2 head_dim operations per head forward, five backward; causal sees half of the pairs.
+  const double pairs = static_cast<double>(settings.batch * settings.num_heads) * static_cast<double>(seq_len) *
+                       static_cast<double>(seq_len) * (settings.causal ? 0.5 : 1.0);
+  const double flops = 4.0 * pairs * static_cast<double>(settings.head_dim);
+  Tensor out;
+  const double forward = fastest(
+      settings.repeats, [&] { out = Tensor(); },
+      [&] {
+        const strobe::NoGrad no_grad;
+        out = attention(query, key, value, options);
+      });
+  print_row("forward", kernel, settings, seq_len, forward, flops, peer);
+  const double backward = fastest(
+      settings.repeats,
+      [&] {
+        for (const Tensor& x : {query, key, value}) x.set_grad(Tensor());
+        out = attention(query, key, value, options);
+      },
+      [&] { out.backward(dout); });
+  print_row("backward", kernel, settings, seq_len, backward, 2.5 * flops, peer);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Settings settings;
+  const std::map<std::string, DType> dtypes{
+      {"f32", DType::f32}, {"f64", DType::f64}, {"bf16", DType::bf16}, {"f16", DType::f16}};
+  CLI::App app{"Times tiled and standard attention and prints CSV."};
+  app.add_option("--seq-lens", settings.seq_lens, "Lengths to measure")->delimiter(',')->check(CLI::PositiveNumber);
+  app.add_option("--batch", settings.batch)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--num-heads", settings.num_heads)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--head-dim", settings.head_dim)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_flag("--causal", settings.causal);
+  app.add_option("--dtype", settings.dtype)->check(CLI::IsMember(dtypes))->capture_default_str();
+  app.add_option("--threads", settings.threads)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--repeats", settings.repeats, "The fastest counts")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--standard-max", settings.standard_max,
+                 "Longest seq_len for standard attention: its memory grows with the square")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  try {
+    strobe::set_num_threads(settings.threads);
+    std::printf("direction,kernel,dtype,batch,seq_len,num_heads,head_dim,causal,ms,gflops,share_of_eigen\n");
+    const double peer = measure_products(settings);
+    for (const int64_t seq_len : settings.seq_lens) {
+      const DType dtype = dtypes.at(settings.dtype);
+      measure_attention("flash", strobe::flash_attention, settings, seq_len, dtype, peer);
+      if (seq_len > settings.standard_max) continue;
+      measure_attention("standard", strobe::standard_attention, settings, seq_len, dtype, peer);
+    }
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "attention_speed: %s\n", error.what());
+    return 1;
+  }
+}

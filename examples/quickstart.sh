@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# From a fresh Debian 12 or Ubuntu 24.04 to a trained GPT: packages, build, text, two minutes of training, a sample.
+set -euo pipefail
+
+usage() {
+  cat <<'END'
+Usage: examples/quickstart.sh [--data FILE] [OPTIONS OF train_gpt]
+
+Installs what is missing, builds strobe for this processor and trains a small character-level GPT: by default on the
+King James Bible for about two minutes on two cores. Results go to runs/quickstart. Everything after the script's name
+goes to the trainer: examples/quickstart.sh --steps 500 --layers 6. Its options: build/cpu/examples/train_gpt --help
+END
+}
+
+has_argument() {  # has_argument NAME ARGUMENTS...: whether NAME or NAME=VALUE is among the arguments
+  local name=$1 argument
+  shift
+  for argument in "$@"; do
+    [[ $argument == "$name" || $argument == "$name="* ]] && return 0
+  done
+  return 1
+}
+
+if has_argument --help "$@" || has_argument -h "$@"; then
+  usage
+  exit 0
+fi
+
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck source=.ci/packages.sh
+source "$root/.ci/packages.sh"
+
+packages=("${build_packages[@]}")
+own_text=no
+if has_argument --data "$@" || has_argument --tokens "$@"; then
+  own_text=yes
+else
+  packages+=("${text_packages[@]}")
+fi
+install_missing "${packages[@]}"
+
+if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
+  echo "There is an NVIDIA GPU here, but strobe has no CUDA backend yet: this run uses the processor."
+  if ! nvcc --version 2>/dev/null | grep -qE 'release (12\.([4-9]|[1-9][0-9])|1[3-9]\.)'; then
+    echo "For the CUDA backend to come, install the CUDA Toolkit 12.4 or newer, so that nvcc is found."
+  fi
+fi
+
+build="$root/build/cpu"
+if [[ ! -f "$build/build.ninja" ]]; then
+  (cd "$root" && cmake --preset cpu -DSTROBE_BUILD_TESTS=OFF)  # tests/run.sh turns them on
+fi
+cmake --build "$build" --target train_gpt
+
+arguments=(--out "$root/runs/quickstart")
+if [[ $own_text == no ]]; then
+  text="$root/build/king_james_bible.txt"
+  if [[ ! -s $text ]]; then
+    bible -f Gen1:1-Rev22:21 | sed 's/^[^ ]* //' >"$text.partial"  # without "Gen1:1 " before each verse
+    mv "$text.partial" "$text"
+  fi
+  arguments+=(--data "$text")
+fi
+# Threads that wait for each other sleep: spinning costs most of the speed as soon as another program uses a core.
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY-passive}"
+"$build/examples/train_gpt" "${arguments[@]}" "$@"
