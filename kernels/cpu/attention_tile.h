@@ -9,6 +9,7 @@
 
 #include "strobe/kernels/attention.h"
 #include "strobe/kernels/cpu/gemm_tile.h"
+#include "strobe/kernels/cpu/pack.h"
 #include "strobe/kernels/device.h"
 #include "strobe/kernels/online_softmax.h"
 
@@ -119,16 +120,9 @@ struct HeadRows {
 template <class T, class C>
 void load_tile(const HeadRows<T>& source, Interval rows, int64_t head_dim, C* tile) {
   const int64_t width = whole_vectors<C>(head_dim);
-  for (int64_t i = 0; i < rows.size(); ++i) {
-    const T* const from = source.row(rows.begin + i);
-    C* const to = tile + i * width;
-    if (source.column_stride == 1) {
-      for (int64_t c = 0; c < head_dim; ++c) to[c] = static_cast<C>(from[c]);
-    } else {
-      for (int64_t c = 0; c < head_dim; ++c) to[c] = static_cast<C>(from[c * source.column_stride]);
-    }
-    for (int64_t c = head_dim; c < width; ++c) to[c] = 0;
-  }
+  strobe::cpu::copy_block(tile, width, source.row(rows.begin), source.row_stride, source.column_stride, rows.size(),
+                          head_dim);
+  for (int64_t i = 0; i < rows.size(); ++i) std::fill(tile + i * width + head_dim, tile + (i + 1) * width, C(0));
 }
 
 template <class C>
@@ -142,10 +136,11 @@ bool all_finite(const C* tile, int64_t count) {
 // The transpose of a tile as load_tile leaves it, times `factor`: (head_dim, columns), zeros from `rows` to `columns`.
 template <class C>
 void transpose_tile(const C* tile, int64_t rows, int64_t head_dim, C factor, C* transposed, int64_t columns) {
-  const int64_t width = whole_vectors<C>(head_dim);
+  strobe::cpu::transpose_block(transposed, columns, tile, whole_vectors<C>(head_dim), rows, head_dim);
   for (int64_t c = 0; c < head_dim; ++c) {
-    for (int64_t i = 0; i < rows; ++i) transposed[c * columns + i] = tile[i * width + c] * factor;
-    std::fill(transposed + c * columns + rows, transposed + (c + 1) * columns, C(0));
+    C* const row = transposed + c * columns;
+    if (factor != 1) std::for_each(row, row + rows, [factor](C& x) { x *= factor; });
+    std::fill(row + rows, row + columns, C(0));
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace strobe::cpu {
 
@@ -45,10 +46,21 @@ inline Vector<T> load_part(const T* source, int count) {
   return result;
 }
 
+// A factor of any strides. Where a stride is std::integral_constant the compiler knows it, which keeps the addresses of
+// the innermost loop in registers.
+template <class T, class Row, class Column>
+struct Factor {
+  const T* data;
+  [[no_unique_address]] Row row;
+  [[no_unique_address]] Column column;
+};
+
 // One block of `rows` x (`vectors` vectors); the last vector holds `last` columns, `whole` when that is all of it.
-template <class T, int rows, int vectors, bool whole>
-inline void gemm_block(int64_t k, const T* __restrict a, int64_t a_row, int64_t a_col, const T* __restrict b,
-                       int64_t b_row, T* __restrict c, int64_t c_row, int last, bool accumulate) {
+template <int rows, int vectors, bool whole, class T, class Row, class Column>
+[[gnu::always_inline]] inline void gemm_block(int64_t k, const Factor<T, Row, Column>& factor, const T* __restrict b,
+                                              int64_t b_row, T* __restrict c, int64_t c_row, int last,
+                                              bool accumulate) {
+  const T* const __restrict a = factor.data;
   constexpr int width = vector_size<T>;
   Vector<T> sum[rows][vectors] = {};
   for (int64_t p = 0; p < k; ++p) {
@@ -58,7 +70,7 @@ inline void gemm_block(int64_t k, const T* __restrict a, int64_t a_row, int64_t 
       b_vector[v] = whole || v + 1 < vectors ? load(source) : load_part(source, last);
     }
     for (int i = 0; i < rows; ++i) {
-      const T scalar = a[i * a_row + p * a_col];
+      const T scalar = a[i * factor.row + p * factor.column];
       for (int v = 0; v < vectors; ++v) sum[i][v] += scalar * b_vector[v];
     }
   }
@@ -76,20 +88,32 @@ inline void gemm_block(int64_t k, const T* __restrict a, int64_t a_row, int64_t 
   }
 }
 
-template <class T, int vectors, bool whole, int rows = tile_rows>
-inline void gemm_rows(int64_t m, int64_t k, const T* a, int64_t a_row, int64_t a_col, const T* b, int64_t b_row, T* c,
-                      int64_t c_row, int last, bool accumulate) {
-  int64_t i = 0;
-  for (; i + rows <= m; i += rows) {
-    gemm_block<T, rows, vectors, whole>(k, a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, c_row, last,
-                                        accumulate);
+template <int vectors, bool whole, int rows = tile_rows, class T, class Row, class Column>
+inline void gemm_rows(int64_t m, int64_t k, Factor<T, Row, Column> a, const T* b, int64_t b_row, T* c, int64_t c_row,
+                      int last, bool accumulate) {
+  for (; m >= rows; m -= rows) {
+    gemm_block<rows, vectors, whole>(k, a, b, b_row, c, c_row, last, accumulate);
+    a.data += rows * a.row;
+    c += rows * c_row;
   }
   if constexpr (rows > 1) {
-    if (i < m) {
-      gemm_rows<T, vectors, whole, rows / 2>(m - i, k, a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, c_row,
-                                             last, accumulate);
-    }
+    if (m > 0) gemm_rows<vectors, whole, rows / 2>(m, k, a, b, b_row, c, c_row, last, accumulate);
   }
+}
+
+template <class T, class Row, class Column>
+void gemm_columns(int64_t m, int64_t n, int64_t k, const Factor<T, Row, Column>& a, const T* b, int64_t b_row, T* c,
+                  int64_t c_row, bool accumulate) {
+  constexpr int width = vector_size<T>;
+  int64_t j = 0;
+  for (; j + 2 * width <= n; j += 2 * width) {
+    gemm_rows<2, true>(m, k, a, b + j, b_row, c + j, c_row, width, accumulate);
+  }
+  if (j + width <= n) {
+    gemm_rows<1, true>(m, k, a, b + j, b_row, c + j, c_row, width, accumulate);
+    j += width;
+  }
+  if (j < n) gemm_rows<1, false>(m, k, a, b + j, b_row, c + j, c_row, static_cast<int>(n - j), accumulate);
 }
 
 }  // namespace detail
@@ -99,18 +123,13 @@ inline void gemm_rows(int64_t m, int64_t k, const T* a, int64_t a_row, int64_t a
 template <class T>
 void gemm_tile(int64_t m, int64_t n, int64_t k, const T* a, int64_t a_row, int64_t a_col, const T* b, int64_t b_row,
                T* c, int64_t c_row, bool accumulate) {
-  constexpr int width = vector_size<T>;
-  int64_t j = 0;
-  for (; j + 2 * width <= n; j += 2 * width) {
-    detail::gemm_rows<T, 2, true>(m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, width, accumulate);
-  }
-  if (j + width <= n) {
-    detail::gemm_rows<T, 1, true>(m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, width, accumulate);
-    j += width;
-  }
-  if (j < n) {
-    detail::gemm_rows<T, 1, false>(m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, static_cast<int>(n - j),
-                                   accumulate);
+  using One = std::integral_constant<int64_t, 1>;
+  if (a_col == 1) {
+    detail::gemm_columns(m, n, k, detail::Factor<T, int64_t, One>{a, a_row, {}}, b, b_row, c, c_row, accumulate);
+  } else if (a_row == 1) {
+    detail::gemm_columns(m, n, k, detail::Factor<T, One, int64_t>{a, {}, a_col}, b, b_row, c, c_row, accumulate);
+  } else {
+    detail::gemm_columns(m, n, k, detail::Factor<T, int64_t, int64_t>{a, a_row, a_col}, b, b_row, c, c_row, accumulate);
   }
 }
 
