@@ -222,9 +222,11 @@ class Backward {
       C* const p = tile.p + i * columns;
       C* const ds = tile.ds + i * columns;
       const Interval visible = mask_.keys_of(queries.begin + i).within(keys);
-      for (C* row : {p, ds}) {
-        std::fill(row, row + visible.begin, C(0));
-        std::fill(row + visible.end, row + columns, C(0));
+      if (visible.size() < columns) {
+        for (C* row : {p, ds}) {
+          std::fill(row, row + visible.begin, C(0));
+          std::fill(row + visible.end, row + columns, C(0));
+        }
       }
       const C reference = reference_[first_row + i], log_sum = log_sum_[first_row + i], delta = delta_[first_row + i];
       if (reference != 0) {
