@@ -207,8 +207,10 @@ class Backward {
   void differentiate(int64_t batch, int64_t head, Interval queries, Interval keys, const BackwardTiles<C>& tile) {
     const int64_t rows = queries.size();
     const int64_t columns = whole_vectors<C>(keys.size());
-    load_tile(HeadRows<T>(forward_.query, batch, head), queries, head_dim_, tile.query);
-    load_tile(dout_of(batch, head), queries, head_dim_, tile.dout);
+    const HeadRows<T> query(forward_.query, batch, head), dout = dout_of(batch, head);
+    const HeadRows<C> dquery(dquery_, batch, head);
+    load_tile(query, queries, head_dim_, tile.query);
+    load_tile(dout, queries, head_dim_, tile.dout);
 
     // S = Q K^T, dP = dO V^T
     gemm_tile<C>(rows, columns, head_dim_, tile.query, width_, 1, tile.key_transposed, columns, tile.p, columns, false);
@@ -231,6 +233,11 @@ class Backward {
       const C reference = reference_[first_row + i], log_sum = log_sum_[first_row + i], delta = delta_[first_row + i];
       if (reference != 0) {
         for (int64_t j = visible.begin; j < visible.end; ++j) p[j] -= reference;
+      }
+      prefetch_row(dquery, queries.begin + i, head_dim_);
+      if (const int64_t next = queries.end + i; next < forward_.seq_len_q) {
+        prefetch_row(query, next, head_dim_);
+        prefetch_row(dout, next, head_dim_);
       }
 #pragma omp simd
       for (int64_t j = visible.begin; j < visible.end; ++j) {

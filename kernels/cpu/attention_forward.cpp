@@ -55,6 +55,10 @@ void attend(const AttentionArgs& args, int64_t batch, int64_t head, Interval que
                         tile.rows, tile.factors);
     // O = diag(exp(m_old - m)) O + P V
     for (int64_t i = 0; i < queries.size(); ++i) {
+      if (const int64_t next = keys.end + i; next < seen.end) {
+        prefetch_row(key, next, head_dim);
+        prefetch_row(value, next, head_dim);
+      }
       const C factor = tile.factors[i];
       if (factor == 1) continue;
       for (int64_t c = 0; c < width; ++c) tile.out[i * width + c] *= factor;
