@@ -115,6 +115,9 @@ Tensor from_vector(const std::vector<T>& values, const Shape& shape, Device devi
 // A tensor over `base`'s memory with other sizes, strides and offset (in elements, from the storage's start).
 Tensor view_of(const Tensor& base, const Shape& shape, const Shape& strides, int64_t offset);
 
+// The address of x's memory; null for an undefined x, by which kernels know an operand that is absent.
+inline void* data_or_null(const Tensor& x) { return x.defined() ? x.data() : nullptr; }
+
 // True when no other tensor handle or view refers to x's memory: an operation may then write over it.
 bool owns_storage_alone(const Tensor& x);
 

@@ -46,7 +46,7 @@ void AdamW::step(double learning_rate) {
                          .gradient = gradient.data(),
                          .exp_avg = own.exp_avg.data(),
                          .exp_avg_sq = own.exp_avg_sq.data(),
-                         .master = detail::data_or_null(own.master),
+                         .master = data_or_null(own.master),
                          .size = parameter.size(),
                          .dtype = parameter.dtype(),
                          .step = ++own.step,

@@ -29,7 +29,4 @@ void follow(Tensor& state, const Tensor& parameter);
 // The same for the copy of a bf16 or f16 parameter in f32; undefined for other dtypes.
 void follow_master(Tensor& master, const Tensor& parameter);
 
-// The address of a tensor's memory, null for an undefined one.
-inline void* data_or_null(const Tensor& x) { return x.defined() ? x.data() : nullptr; }
-
 }  // namespace strobe::detail

@@ -40,7 +40,7 @@ void SGD::step(double learning_rate) {
     kernels::sgd_step({.parameter = parameter.data(),
                        .gradient = gradient.data(),
                        .velocity = options.momentum > 0 ? own.velocity.data() : nullptr,
-                       .master = detail::data_or_null(own.master),
+                       .master = data_or_null(own.master),
                        .size = parameter.size(),
                        .dtype = parameter.dtype(),
                        .learning_rate = learning_rate,

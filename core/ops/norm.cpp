@@ -17,8 +17,6 @@ void check_parameter(const char* name, const char* argument, const Tensor& param
                x.shape(), ", expected ", Shape{x.dim(-1)});
 }
 
-void* data_of(const Tensor& x) { return x.defined() ? x.data() : nullptr; }
-
 Tensor normalize(const char* name, NormKernel forward, NormGradKernel backward, const Tensor& input,
                  const Tensor& given_weight, const Tensor& given_bias, double eps) {
   require_floating(name, "x", input);
@@ -36,8 +34,8 @@ Tensor normalize(const char* name, NormKernel forward, NormGradKernel backward, 
   const Tensor rstd = empty_like(mean);
   forward({.y = y.data(),
            .x = x.data(),
-           .weight = data_of(weight),
-           .bias = data_of(bias),
+           .weight = data_or_null(weight),
+           .bias = data_or_null(bias),
            .mean = mean.data(),
            .rstd = rstd.data(),
            .rows = rows,
@@ -53,12 +51,12 @@ Tensor normalize(const char* name, NormKernel forward, NormGradKernel backward, 
                   const Tensor dx = wants_dx ? empty_like(x) : Tensor();
                   const Tensor dweight = wants_dweight ? empty_like(weight) : Tensor();
                   const Tensor dbias = wants_dbias ? empty(parameter_shape, x.dtype(), x.device()) : Tensor();
-                  backward({.dx = data_of(dx),
-                            .dweight = data_of(dweight),
-                            .dbias = data_of(dbias),
+                  backward({.dx = data_or_null(dx),
+                            .dweight = data_or_null(dweight),
+                            .dbias = data_or_null(dbias),
                             .dy = dy.data(),
                             .x = x.data(),
-                            .weight = data_of(weight),
+                            .weight = data_or_null(weight),
                             .mean = mean.data(),
                             .rstd = rstd.data(),
                             .rows = rstd.size(),

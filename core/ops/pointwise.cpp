@@ -29,7 +29,7 @@ struct Operand {
   Operand(const Tensor& value) : tensor(value) {}
   Operand(double value) : scalar(value) {}
 
-  void* data() const { return tensor.defined() ? tensor.data() : nullptr; }
+  void* data() const { return data_or_null(tensor); }
   Shape shape() const { return tensor.defined() ? tensor.shape() : Shape(); }
   // Strides along the axes of the shape it is broadcast to, 0 where it is stretched.
   Shape strides_in(const Shape& target) const {

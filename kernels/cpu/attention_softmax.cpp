@@ -6,13 +6,7 @@
 namespace strobe::kernels::cpu {
 namespace {
 
-template <class F>
-void for_each_row(int64_t rows, int64_t row_size, F&& f) {
-  const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(row_size, 1));
-  strobe::cpu::parallel_for(rows, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) f(row);
-  });
-}
+using strobe::cpu::for_each_row;
 
 // Writes the weights of one row and returns their sum.
 template <class T, class C>

@@ -33,4 +33,12 @@ void parallel_for(int64_t count, int64_t grain, F&& f) {
   if (error) std::rethrow_exception(error);
 }
 
+// Calls f(row) for each of `rows` rows of `row_size` elements, in parallel where there is enough to do.
+template <class F>
+void for_each_row(int64_t rows, int64_t row_size, F&& f) {
+  parallel_for(rows, std::max<int64_t>(8192 / std::max<int64_t>(row_size, 1), 1), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) f(row);
+  });
+}
+
 }  // namespace strobe::cpu

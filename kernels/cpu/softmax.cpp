@@ -10,17 +10,9 @@
 namespace strobe::kernels::cpu {
 namespace {
 
+using strobe::cpu::for_each_row;
 using strobe::cpu::max_row;
-using strobe::cpu::parallel_for;
 using strobe::cpu::sum_row;
-
-// Calls f(row) for every row, in parallel.
-template <class F>
-void for_each_row(int64_t rows, int64_t cols, F&& f) {
-  parallel_for(rows, std::max<int64_t>(8192 / std::max<int64_t>(cols, 1), 1), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) f(row);
-  });
-}
 
 template <class A>
 struct RowStatistics {
