@@ -146,7 +146,6 @@ Tensor concat(const std::vector<Tensor>& tensors, int axis);
 
 using kernels::AttentionKernel;
 
-// What is not supported yet is refused by name: the windows, softcap, ALiBi, dropout, packed sequences.
 struct AttentionOptions {
   std::optional<double> softmax_scale = std::nullopt;  // 1 / sqrt(head_dim) when not given; at most 1e30 either way
   bool causal = false;        // bottom-right aligned: query i sees key j when j <= i + seq_len_k - seq_len_q
@@ -154,11 +153,18 @@ struct AttentionOptions {
   int64_t window_right = -1;  // query i sees key j when j <= i + seq_len_k - seq_len_q + window_right; -1: unlimited
   double softcap = 0;         // scores s become softcap * tanh(s / softcap); 0: off
   Tensor alibi_slopes = Tensor();  // (num_heads), f32: adds -slope * abs(i + seq_len_k - seq_len_q - j)
-  double dropout_p = 0;            // probability of dropping an element of P, 0 <= dropout_p < 1
+  // Elements of P are dropped with probability dropout_p, in steps of 1 / 256 and below 1: a pure function of the seed,
+  // the offset and the position (kernels/attention_mask.h), the same on every device, forward and backward.
+  double dropout_p = 0;
   uint64_t dropout_seed = 0;
   uint64_t dropout_offset = 0;
-  Tensor cu_seqlens_q = Tensor();  // (batch + 1), i32: sequences packed one behind the other
+  // Packed sequences: (batch + 1), i32, from 0, not decreasing. query is (total_q, num_heads, head_dim), key and value
+  // are (total_k, num_kv_heads, head_dim), and sequence b is rows cu_seqlens[b] to cu_seqlens[b + 1] - 1 of them; rows
+  // behind the last sequence are padding, with out and gradients 0. Both or neither.
+  Tensor cu_seqlens_q = Tensor();
   Tensor cu_seqlens_k = Tensor();
+  int64_t max_seq_len_q = -1;  // at least the longest packed sequence; -1: looked up in cu_seqlens
+  int64_t max_seq_len_k = -1;
   AttentionKernel kernel = AttentionKernel::auto_select;
   bool deterministic = true;  // the same inputs give the same bits; on the CPU they always do
 };
@@ -166,8 +172,9 @@ struct AttentionOptions {
 // softmax(softmax_scale * query key^T + mask) value, for each head: tiled, with the online softmax forward and P
 // recomputed backward; besides the result only its log-sum-exp (batch, num_heads, seq_len_q) is kept.
 // query: (batch, seq_len_q, num_heads, head_dim); key, value: (batch, seq_len_k, num_kv_heads, head_dim), where
-// num_heads is a multiple of num_kv_heads and query head h reads kv head h / (num_heads / num_kv_heads); one floating
-// dtype, any strides (a copy is made only when head_dim is not contiguous); result: query's shape and dtype.
+// num_heads is a multiple of num_kv_heads and query head h reads kv head h / (num_heads / num_kv_heads); head_dim 1 to
+// 256; one floating dtype, any strides (a copy is made only when head_dim is not contiguous); result: query's shape and
+// dtype. Packed sequences: see AttentionOptions.
 // A query that sees no key gets 0 and takes no part in any gradient. What a query does not see never influences it,
 // NaN and infinity included.
 Tensor flash_attention(const Tensor& query, const Tensor& key, const Tensor& value,
@@ -179,5 +186,21 @@ Tensor standard_attention(const Tensor& query, const Tensor& key, const Tensor& 
 // qkv: (batch, seq_len, 3 * num_heads * head_dim) or (batch, seq_len, 3, num_heads, head_dim);
 // result: (batch, seq_len, num_heads, head_dim).
 Tensor flash_attention_qkvpacked(const Tensor& qkv, int64_t num_heads, const AttentionOptions& options = {});
+
+struct AttentionResult {
+  Tensor out;  // as flash_attention's
+  Tensor lse;  // (batch, num_heads, seq_len_q), packed (num_heads, total_q); f64 for f64 inputs, else f32
+};
+
+// The same with the natural logarithm of the sum of exp of each query's scores (after scale, softcap, bias and mask),
+// -inf where it sees no key. Both are differentiable.
+AttentionResult flash_attention_return_lse(const Tensor& query, const Tensor& key, const Tensor& value,
+                                           const AttentionOptions& options = {});
+AttentionResult standard_attention_return_lse(const Tensor& query, const Tensor& key, const Tensor& value,
+                                              const AttentionOptions& options = {});
+
+// Attention over the union of two disjoint sets of keys from the attention over each, exactly: lse = log(exp(lse_a) +
+// exp(lse_b)), out = exp(lse_a - lse) out_a + exp(lse_b - lse) out_b. Shapes and dtypes as in AttentionResult.
+AttentionResult attention_combine(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b, const Tensor& lse_b);
 
 }  // namespace strobe

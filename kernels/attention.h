@@ -2,10 +2,12 @@
 // Dao et al. 2022; FlashAttention-2, Dao 2023). And the masked softmax that attention with stored matrices needs.
 #pragma once
 
+#include "strobe/kernels/attention_mask.h"
 #include "strobe/kernels/kernel.h"
-#include "strobe/kernels/matmul.h"
 
 namespace strobe::kernels {
+
+inline constexpr int64_t max_attention_head_dim = 256;
 
 // Which kernel computes an attention call; auto_select takes the fastest that accepts the case.
 enum class AttentionKernel : uint8_t { auto_select, portable, mma, hopper };
@@ -18,33 +20,40 @@ struct AttentionTensor {
   int64_t head_stride = 0;
 };
 
-// out = softmax(softmax_scale * query key^T + mask) value; lse = natural log of the sum of exp of the masked scores.
-// Query head h reads key/value head h / (num_heads / num_kv_heads).
+// out = softmax(scores) value with scores = softcap(softmax_scale * query key^T) + ALiBi bias, -inf where masked;
+// lse = natural log of the sum of exp of the scores. Query head h reads kv head h / (num_heads / num_kv_heads).
 // A query that sees no key gets out 0 and lse -inf; what a query does not see never influences it, NaN included.
+//
+// Packed sequences (cu_seqlens_q and cu_seqlens_k given): sequence b is rows cu_seqlens[b] to cu_seqlens[b + 1] - 1 of
+// tensors without a batch axis, (total_q, num_heads, head_dim) and (total_k, num_kv_heads, head_dim), whose
+// batch_stride is not read. Positions count from the start of their sequence. Rows behind the last sequence are
+// padding: never read, out and gradients 0, lse -inf.
 struct AttentionArgs {
   AttentionTensor query;  // (batch, seq_len_q, num_heads, head_dim)
   AttentionTensor key;    // (batch, seq_len_k, num_kv_heads, head_dim)
   AttentionTensor value;  // (batch, seq_len_k, num_kv_heads, head_dim)
   AttentionTensor out;    // (batch, seq_len_q, num_heads, head_dim)
-  void* lse;              // (batch, num_heads, seq_len_q) contiguous; f64 for f64 inputs, else f32
+  void* lse;  // (batch, num_heads, seq_len_q), packed (num_heads, total_q), contiguous; f64 for f64 inputs, else f32
   int64_t batch;
-  int64_t seq_len_q;
+  int64_t seq_len_q;  // packed: at least the longest sequence
   int64_t seq_len_k;
   int64_t num_heads;
   int64_t num_kv_heads;
   int64_t head_dim;
   DType dtype;
   double softmax_scale;
-  bool causal = false;                  // bottom-right aligned: query i sees key j when j <= i + seq_len_k - seq_len_q
-  int64_t window_left = -1;             // -1: unlimited
-  int64_t window_right = -1;            // -1: unlimited
-  double softcap = 0;                   // 0: off
-  const float* alibi_slopes = nullptr;  // (num_heads)
-  double dropout_p = 0;
+  bool causal = false;        // query i sees key j when j <= i + d, d = seq_len_k - seq_len_q (bottom-right aligned)
+  int64_t window_left = -1;   // query i sees key j when j >= i + d - window_left; -1: unlimited
+  int64_t window_right = -1;  // query i sees key j when j <= i + d + window_right; -1: unlimited
+  double softcap = 0;         // scaled scores s become softcap * tanh(s / softcap); 0: off
+  const float* alibi_slopes = nullptr;  // (num_heads): adds -slope * abs(i + d - j)
+  double dropout_p = 0;                 // of P: AttentionDropout in kernels/attention_mask.h
   uint64_t dropout_seed = 0;
   uint64_t dropout_offset = 0;
-  const int32_t* cu_seqlens_q = nullptr;  // (batch + 1): packed sequences, query is (total_q, num_heads, head_dim)
+  const int32_t* cu_seqlens_q = nullptr;  // (batch + 1), from 0, not decreasing, at most total_q
   const int32_t* cu_seqlens_k = nullptr;
+  int64_t total_q = 0;  // rows of packed query
+  int64_t total_k = 0;  // rows of packed key and value
   AttentionKernel kernel = AttentionKernel::auto_select;
   bool deterministic = true;
   void* workspace = nullptr;  // flash_attention_forward_workspace(args) bytes, aligned to 64
@@ -57,6 +66,7 @@ struct AttentionGradArgs {
   AttentionArgs forward;  // with out and lse as the forward pass wrote them; its workspace fields are not read
   AttentionTensor dout;   // (batch, seq_len_q, num_heads, head_dim); any strides, 0 included, also for head_dim
   int64_t dout_dim_stride = 1;
+  const void* dlse = nullptr;  // gradient of lse, as lse; null: none
   AttentionTensor dquery;
   AttentionTensor dkey;       // summed over the query heads of a group
   AttentionTensor dvalue;     // summed over the query heads of a group
@@ -64,44 +74,81 @@ struct AttentionGradArgs {
   size_t workspace_bytes = 0;
 };
 
-// Query i sees key j when i + lower <= j <= i + upper.
-struct AttentionBand {
-  int64_t lower = no_band_lower;
-  int64_t upper = no_band_upper;
-};
-
-inline AttentionBand visible_band(bool causal, int64_t seq_len_q, int64_t seq_len_k) {
-  return {.upper = causal ? seq_len_k - seq_len_q : no_band_upper};
-}
-
-// The softmax of attention with stored matrices, not yet divided by its sums: weights = exp(scale * scores - row
-// maximum) and sums = their sum, over the band of each row. Outside of it weights are 0 and scores never looked at;
-// a row that sees nothing has sum 1. Products of weights are divided afterwards, which keeps means of values exact.
+// The softmax of attention with stored matrices, not yet divided by its sums: weights = exp(score - row maximum) and
+// sums = their sum, over the band of each row. Outside of it weights are 0 and products never looked at; a row that
+// sees nothing has sum 1 and lse -inf. Products of weights are divided afterwards, which keeps means of values exact.
 struct AttentionSoftmaxArgs {
-  void* weights;       // (num_matrices, seq_len_q, seq_len_k), dtype
-  void* sums;          // (num_matrices, seq_len_q), accumulate_dtype(dtype)
-  const void* scores;  // as weights, accumulate_dtype(dtype); may be weights' memory when that is dtype
+  void* weights;         // (num_matrices, seq_len_q, seq_len_k), dtype
+  void* sums;            // (num_matrices, seq_len_q), accumulate_dtype(dtype)
+  void* lse;             // as sums
+  const void* products;  // query key^T, as weights, accumulate_dtype(dtype); may be weights' memory when that is dtype
   int64_t num_matrices;
   int64_t seq_len_q;
   int64_t seq_len_k;
   DType dtype;
-  double scale;
+  double softmax_scale;
   AttentionBand band = {};
+  double softcap = 0;
+  const float* alibi_slopes = nullptr;  // (num_heads), of matrix m slope m % num_heads
+  int64_t num_heads = 1;
 };
 
-// dscores = scale * P * (dP - rowsum(P * dP)) with P = weights / sums, within the band; 0 outside of it. The weights
-// are replaced by P, which the gradient of value is a product of.
+// dproducts = softmax_scale * softcap' * P * (dP - rowsum(P * dP) + dlse) with P = weights / sums, within the band; 0
+// outside of it. The weights are replaced by P, which the gradient of value is a product of.
 struct AttentionSoftmaxGradArgs {
-  void* dscores;               // (num_matrices, seq_len_q, seq_len_k), dtype
+  void* dproducts;             // (num_matrices, seq_len_q, seq_len_k), dtype
   void* weights;               // the same shape, dtype
   const void* sums;            // (num_matrices, seq_len_q), accumulate_dtype(dtype)
-  const void* dprobabilities;  // as dscores, accumulate_dtype(dtype); may be dscores' memory when that is dtype
+  const void* dprobabilities;  // as dproducts, accumulate_dtype(dtype); may be dproducts' memory when that is dtype
   int64_t num_matrices;
   int64_t seq_len_q;
   int64_t seq_len_k;
   DType dtype;
-  double scale;
+  double softmax_scale;
   AttentionBand band = {};
+  double softcap = 0;
+  const void* products = nullptr;  // as the forward pass read them; only needed with a softcap
+  const void* dlse = nullptr;      // as sums; null: none
+};
+
+// Applies dropout to matrices whose element (m, i, j) belongs to query i and key j of matrix first_matrix + m, counted
+// as batch index * num_heads + head.
+struct AttentionDropoutArgs {
+  void* out;      // (num_matrices, seq_len_q, seq_len_k)
+  const void* x;  // as out; may be its memory
+  int64_t first_matrix;
+  int64_t num_matrices;
+  int64_t seq_len_q;
+  int64_t seq_len_k;
+  DType dtype;
+  AttentionDropout dropout;
+};
+
+// Attention over the union of two disjoint sets of keys: lse = log(exp(lse_a) + exp(lse_b)), out = exp(lse_a - lse)
+// out_a + exp(lse_b - lse) out_b. A part that saw no key (lse -inf) is not read. All tensors contiguous.
+struct AttentionCombineArgs {
+  void* out;          // (batch, seq_len, num_heads, head_dim), dtype
+  void* lse;          // (batch, num_heads, seq_len), accumulate_dtype(dtype)
+  const void* out_a;  // as out
+  const void* lse_a;  // as lse
+  const void* out_b;
+  const void* lse_b;
+  int64_t batch;
+  int64_t seq_len;
+  int64_t num_heads;
+  int64_t head_dim;
+  DType dtype;
+};
+
+// The gradients of its inputs; `forward`'s out is not read.
+struct AttentionCombineGradArgs {
+  AttentionCombineArgs forward;
+  const void* dout;  // as out; null: none
+  const void* dlse;  // as lse; null: none
+  void* dout_a;
+  void* dlse_a;
+  void* dout_b;
+  void* dlse_b;
 };
 
 // Throws, naming the option, unless tiled attention can compute this case on `device`.
@@ -115,5 +162,8 @@ STROBE_KERNEL(flash_attention_forward, AttentionArgs)
 STROBE_KERNEL(flash_attention_backward, AttentionGradArgs)
 STROBE_KERNEL(attention_softmax_forward, AttentionSoftmaxArgs)
 STROBE_KERNEL(attention_softmax_backward, AttentionSoftmaxGradArgs)
+STROBE_KERNEL(attention_dropout, AttentionDropoutArgs)
+STROBE_KERNEL(attention_combine_forward, AttentionCombineArgs)
+STROBE_KERNEL(attention_combine_backward, AttentionCombineGradArgs)
 
 }  // namespace strobe::kernels

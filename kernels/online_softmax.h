@@ -7,6 +7,13 @@
 
 #include "strobe/kernels/math.h"
 
+// The iterations of the loop that follows are vector lanes; whoever compiles this without OpenMP is not warned.
+#ifdef _OPENMP
+#define STROBE_SIMD _Pragma("omp simd")
+#else
+#define STROBE_SIMD
+#endif
+
 namespace strobe {
 
 // What is known of one row after some of its scores: the largest, and the sum of exp(scale * (score - largest)).
@@ -60,7 +67,7 @@ STROBE_HD inline void online_softmax_update(OnlineSoftmax<T>* states, T* scores,
   T largest[rows];
   for (int r = 0; r < rows; ++r) largest[r] = -std::numeric_limits<T>::infinity();
   for (int64_t j = 0; j < count; ++j) {
-#pragma omp simd
+    STROBE_SIMD
     for (int r = 0; r < rows; ++r) {
       const T score = scores[j * stride + r];
       largest[r] = score > largest[r] ? score : largest[r];
@@ -74,7 +81,7 @@ STROBE_HD inline void online_softmax_update(OnlineSoftmax<T>* states, T* scores,
   }
   const T binary_scale = scale * std::numbers::log2e_v<T>;
   for (int64_t j = 0; j < count; ++j) {
-#pragma omp simd
+    STROBE_SIMD
     for (int r = 0; r < rows; ++r) {
       const T weight = exp2_((scores[j * stride + r] - reference[r]) * binary_scale);
       scores[j * stride + r] = weight;

@@ -32,10 +32,10 @@ struct CausalSelfAttention {
         qkv(c.embed_dim, c.embed_dim / c.num_heads * (c.num_heads + 2 * c.num_kv_heads), c.bias),
         proj(c.embed_dim, c.embed_dim, c.bias, c.proj_init_std) {}
 
-  // x: (batch, seq_len, embed_dim); result: the same shape.
-  Tensor operator()(const Tensor& x) const {
+  // x: (batch, seq_len, embed_dim); result: the same shape. Attention probabilities are dropped with dropout_p.
+  Tensor operator()(const Tensor& x, double dropout_p = 0) const {
     const Tensor packed = qkv(x);
-    return proj(reshape(attend(packed), x.shape()));
+    return proj(reshape(attend(packed, dropout_p), x.shape()));
   }
 
   void visit(auto&& field) const {
@@ -45,8 +45,14 @@ struct CausalSelfAttention {
 
  private:
   // packed: (batch, seq_len, (num_heads + 2 num_kv_heads) * head_dim); result: (batch, seq_len, num_heads, head_dim).
-  Tensor attend(const Tensor& packed) const {
-    const AttentionOptions options{.causal = true};
+  Tensor attend(const Tensor& packed, double dropout_p) const {
+    AttentionOptions options{.causal = true};
+    if (dropout_p > 0) {
+      const RandomState state = next_random_state();
+      options.dropout_p = dropout_p;
+      options.dropout_seed = state.seed;
+      options.dropout_offset = state.offset;
+    }
     const bool flash = config.attention == Attention::flash;
     const bool rotary = config.positions == Positions::rotary;
     if (flash && !rotary && config.num_kv_heads == config.num_heads) {

@@ -26,7 +26,7 @@ struct GPTConfig {
   MlpKind mlp = MlpKind::gelu;
   bool bias = true;             // in the linear layers
   bool tied_embeddings = true;  // the output projection is the token embedding
-  double dropout = 0;           // after the embeddings and after each branch, while training
+  double dropout = 0;           // of embeddings, attention probabilities and branches, while training
   bool recompute = false;       // keep only each block's input and compute the block again in backward
 };
 
@@ -100,7 +100,7 @@ struct Block {
 
   // x: (batch, seq_len, embed_dim); result: the same shape.
   Tensor operator()(const Tensor& x, double dropout_p = 0) const {
-    const Tensor y = x + dropout(attn(ln_1(x)), dropout_p);
+    const Tensor y = x + dropout(attn(ln_1(x), dropout_p), dropout_p);
     return y + dropout(mlp(ln_2(y)), dropout_p);
   }
 

@@ -9,6 +9,12 @@ namespace strobe::kernels {
 namespace cpu {
 namespace {
 
+// Keys of a tile: twice the queries, since everything that belongs to queries is read and written once a tile.
+constexpr int64_t key_block = 256;
+
+// Queries whose scores are worked on together: two rows of a tile for each fill half of the first-level cache.
+constexpr int64_t rows_in_cache = 8;
+
 // What one thread keeps in cache. Score tiles are (queries, keys); the key block stays, so it alone is transposed.
 template <class C>
 struct BackwardTiles {
@@ -22,14 +28,17 @@ struct BackwardTiles {
   C* dquery;               // (queries, head_dim)
   C* p;                    // (queries, keys): scores, then P
   C* ds;                   // (queries, keys): dP, then dS
+  C* softcap_slopes;       // (keys)
   C* factors;              // (queries)
   OnlineSoftmax<C>* rows;  // (queries)
 
   BackwardTiles(Arena& arena, int64_t head_dim) {
     const int64_t width = whole_vectors<C>(head_dim);
-    for (C** tile : {&key, &dkey, &dvalue, &query, &dout, &dquery}) *tile = arena.take<C>(attention_block * width);
-    for (C** tile : {&key_transposed, &value_transposed}) *tile = arena.take<C>(head_dim * attention_block);
-    for (C** tile : {&p, &ds}) *tile = arena.take<C>(attention_block * attention_block);
+    for (C** tile : {&key, &dkey, &dvalue}) *tile = arena.take<C>(key_block * width);
+    for (C** tile : {&query, &dout, &dquery}) *tile = arena.take<C>(attention_block * width);
+    for (C** tile : {&key_transposed, &value_transposed}) *tile = arena.take<C>(head_dim * key_block);
+    for (C** tile : {&p, &ds}) *tile = arena.take<C>(attention_block * key_block);
+    softcap_slopes = arena.take<C>(key_block);
     factors = arena.take<C>(attention_block);
     rows = arena.take<OnlineSoftmax<C>>(attention_block);
   }
@@ -62,26 +71,27 @@ class Backward {
   Backward(const AttentionGradArgs& args, void* workspace)
       : args_(args),
         forward_(args.forward),
-        mask_(mask_of(args.forward)),
-        scale_(args.forward.softmax_scale),
+        dropout_(dropout_of(args.forward)),
         head_dim_(args.forward.head_dim),
         width_(whole_vectors<C>(head_dim_)),
         query_blocks_(blocks_of(args.forward.seq_len_q, attention_block)),
-        key_blocks_(blocks_of(args.forward.seq_len_k, attention_block)),
+        key_blocks_(blocks_of(args.forward.seq_len_k, key_block)),
         workspace_(static_cast<std::byte*>(workspace)),
         dquery_(args.dquery) {
     const int64_t heads = forward_.batch * forward_.num_heads;
-    const int64_t rows = heads * forward_.seq_len_q;
+    const int64_t rows = count_rows(forward_);
     Arena arena(workspace);
     delta_ = arena.take<C>(rows);
     reference_ = arena.take<C>(rows);
     log_sum_ = arena.take<C>(rows);
     turns_ = arena.take<std::atomic<int64_t>>(heads * query_blocks_);
     if constexpr (rounds) {
+      const int64_t head_stride =
+          (forward_.cu_seqlens_q == nullptr ? forward_.seq_len_q : forward_.total_q) * head_dim_;
       dquery_ = {.data = arena.take<C>(rows * head_dim_),
-                 .batch_stride = forward_.num_heads * forward_.seq_len_q * head_dim_,
+                 .batch_stride = forward_.num_heads * head_stride,
                  .seq_stride = head_dim_,
-                 .head_stride = forward_.seq_len_q * head_dim_};
+                 .head_stride = head_stride};
     }
     shared_bytes_ = arena.used();
     BackwardTiles<C>(arena, head_dim_);
@@ -95,19 +105,24 @@ class Backward {
     const int64_t query_items = forward_.batch * forward_.num_heads * query_blocks_;
     const int64_t key_items = forward_.batch * forward_.num_kv_heads * key_blocks_;
     for_each_in_order(query_items, threads_, [&](int64_t item, int64_t thread) {
-      const int64_t head = item / query_blocks_;
-      prepare(head / forward_.num_heads, head % forward_.num_heads, item % query_blocks_, tiles_of(thread));
+      const Sequence sequence = sequence_of(forward_, item / query_blocks_ / forward_.num_heads);
+      prepare(sequence, item / query_blocks_ % forward_.num_heads, item % query_blocks_, tiles_of(thread));
     });
     for_each_in_order(key_items, threads_, [&](int64_t item, int64_t thread) {
-      const int64_t head = item / key_blocks_;
-      visit(head / forward_.num_kv_heads, head % forward_.num_kv_heads, item % key_blocks_, tiles_of(thread));
+      const Sequence sequence = sequence_of(forward_, item / key_blocks_ / forward_.num_kv_heads);
+      visit(sequence, item / key_blocks_ % forward_.num_kv_heads, item % key_blocks_, tiles_of(thread));
     });
     if constexpr (rounds) {
       for_each_in_order(query_items, threads_, [&](int64_t item, int64_t) {
-        const int64_t head = item / query_blocks_;
-        round_dquery(head / forward_.num_heads, head % forward_.num_heads, item % query_blocks_);
+        const Sequence sequence = sequence_of(forward_, item / query_blocks_ / forward_.num_heads);
+        round_dquery(sequence, item / query_blocks_ % forward_.num_heads, item % query_blocks_);
       });
     }
+    if (forward_.cu_seqlens_q == nullptr) return;
+    const int64_t used_q = forward_.cu_seqlens_q[forward_.batch], used_k = forward_.cu_seqlens_k[forward_.batch];
+    clear_padding<T>(args_.dquery, used_q, forward_.total_q, forward_.num_heads, head_dim_);
+    clear_padding<T>(args_.dkey, used_k, forward_.total_k, forward_.num_kv_heads, head_dim_);
+    clear_padding<T>(args_.dvalue, used_k, forward_.total_k, forward_.num_kv_heads, head_dim_);
   }
 
  private:
@@ -115,44 +130,61 @@ class Backward {
     Arena arena(workspace_ + shared_bytes_ + static_cast<size_t>(thread) * tile_bytes_);
     return BackwardTiles<C>(arena, head_dim_);
   }
-  Interval queries_of_block(int64_t block) const {
-    return {block * attention_block, std::min((block + 1) * attention_block, forward_.seq_len_q)};
+  // The rows of a block; empty behind the end of a sequence that is shorter than others.
+  static Interval block_of(int64_t block, int64_t size, int64_t length) {
+    return {block * size, std::min((block + 1) * size, length)};
   }
-  Interval keys_of_block(int64_t block) const {
-    return {block * attention_block, std::min((block + 1) * attention_block, forward_.seq_len_k)};
+  Interval queries_of_block(const Sequence& sequence, int64_t block) const {
+    return block_of(block, attention_block, sequence.mask.seq_len_q);
   }
   int64_t kv_head_of(int64_t head) const { return head / (forward_.num_heads / forward_.num_kv_heads); }
-  // Where a head's rows begin in lse, delta, reference and log_sum.
-  int64_t row_of(int64_t batch, int64_t head) const { return (batch * forward_.num_heads + head) * forward_.seq_len_q; }
-  const C* lse_of(int64_t batch, int64_t head) const {
-    return static_cast<const C*>(forward_.lse) + row_of(batch, head);
+  const C* lse_of(const Sequence& sequence, int64_t head) const {
+    return static_cast<const C*>(forward_.lse) + first_row(forward_, sequence, head);
   }
   // The key block whose turn it is to add to dquery of a query block.
-  std::atomic<int64_t>* turn_of(int64_t batch, int64_t head, int64_t block) const {
-    return turns_ + (batch * forward_.num_heads + head) * query_blocks_ + block;
+  std::atomic<int64_t>* turn_of(const Sequence& sequence, int64_t head, int64_t block) const {
+    return turns_ + matrix_of(forward_, sequence.batch, head) * query_blocks_ + block;
   }
-  HeadRows<T> dout_of(int64_t batch, int64_t head) const { return {args_.dout, batch, head, args_.dout_dim_stride}; }
-
-  // delta = rowsum(dout * out), dquery = 0, and the first turn goes to the first key block that the queries see.
-  void prepare(int64_t batch, int64_t head, int64_t block, const BackwardTiles<C>& tile) {
-    const Interval queries = queries_of_block(block);
-    const HeadRows<C> dquery(dquery_, batch, head);
-    load_tile(HeadRows<T>(forward_.out, batch, head), queries, head_dim_, tile.query);
-    load_tile(dout_of(batch, head), queries, head_dim_, tile.dout);
-    row_products(tile.dout, tile.query, queries.size(), head_dim_, delta_ + row_of(batch, head) + queries.begin);
-    for (int64_t i = queries.begin; i < queries.end; ++i) std::fill(dquery.row(i), dquery.row(i) + head_dim_, C(0));
-    new (turn_of(batch, head, block)) std::atomic<int64_t>(mask_.keys_of(queries).begin / attention_block);
-    split_lse(batch, head, queries, tile);
+  HeadRows<T> rows_of_queries(const AttentionTensor& tensor, const Sequence& sequence, int64_t head) const {
+    return query_rows<T>(forward_, tensor, sequence, head);
+  }
+  HeadRows<T> rows_of_keys(const AttentionTensor& tensor, const Sequence& sequence, int64_t kv_head) const {
+    return key_rows<T>(forward_, tensor, sequence, kv_head);
+  }
+  HeadRows<T> rows_of_dout(const Sequence& sequence, int64_t head) const {
+    return query_rows<T>(forward_, args_.dout, sequence, head, args_.dout_dim_stride);
+  }
+  HeadRows<C> rows_of_dquery(const Sequence& sequence, int64_t head) const {
+    return query_rows<C>(forward_, dquery_, sequence, head);
   }
 
-  // lse = reference * magnitude + log_sum, from which P = exp((S - reference) * magnitude - log_sum). That is (0, lse),
-  // unless lse is so large that its rounding would show in P: then m and l are computed again, as in the forward pass.
-  // They are not used if they differ from lse by more than rounding: lse may belong to more keys than these.
-  void split_lse(int64_t batch, int64_t head, Interval queries, const BackwardTiles<C>& tile) {
+  // delta = rowsum(dout * out) - dlse, dquery = 0, and the first turn goes to the first key block that the queries see.
+  void prepare(const Sequence& sequence, int64_t head, int64_t block, const BackwardTiles<C>& tile) {
+    const Interval queries = queries_of_block(sequence, block);
+    if (queries.empty()) return;
+    const HeadRows<C> dquery = rows_of_dquery(sequence, head);
+    const int64_t first = first_row(forward_, sequence, head);
+    C* const delta = delta_ + first;
+    load_tile(rows_of_queries(forward_.out, sequence, head), queries, head_dim_, tile.query);
+    load_tile(rows_of_dout(sequence, head), queries, head_dim_, tile.dout);
+    row_products(tile.dout, tile.query, queries.size(), head_dim_, delta + queries.begin);
+    for (int64_t i = queries.begin; i < queries.end; ++i) {
+      if (args_.dlse != nullptr) delta[i] -= static_cast<const C*>(args_.dlse)[first + i];
+      std::fill(dquery.row(i), dquery.row(i) + head_dim_, C(0));
+    }
+    new (turn_of(sequence, head, block)) std::atomic<int64_t>(sequence.mask.keys_of(queries).begin / key_block);
+    split_lse(sequence, head, queries, tile);
+  }
+
+  // lse = reference * rest + log_sum, from which P = exp((S - reference) * rest - log_sum). That is (0, lse), unless
+  // lse is so large that its rounding would show in P: then m and l are computed again, as in the forward pass. They
+  // are not used if they differ from lse by more than rounding: lse may belong to more keys than these.
+  void split_lse(const Sequence& sequence, int64_t head, Interval queries, const BackwardTiles<C>& tile) {
     constexpr C large = 32;
-    const C* const lse = lse_of(batch, head) + queries.begin;
-    C* const reference = reference_ + row_of(batch, head) + queries.begin;
-    C* const log_sum = log_sum_ + row_of(batch, head) + queries.begin;
+    const Scores<C> score = scores_of<C>(forward_, sequence, head);
+    const C* const lse = lse_of(sequence, head) + queries.begin;
+    C* const reference = reference_ + first_row(forward_, sequence, head) + queries.begin;
+    C* const log_sum = log_sum_ + first_row(forward_, sequence, head) + queries.begin;
     const auto is_large = [&](int64_t i) { return std::isfinite(lse[i]) && std::abs(lse[i]) > large; };
     bool any_large = false;
     for (int64_t i = 0; i < queries.size(); ++i) {
@@ -163,93 +195,120 @@ class Backward {
     if (!any_large) return;
 
     const int64_t columns = whole_vectors<C>(queries.size());
-    load_tile(HeadRows<T>(forward_.query, batch, head), queries, head_dim_, tile.query);
-    transpose_tile(tile.query, queries.size(), head_dim_, scale_.sign, tile.key_transposed, columns);
+    load_tile(rows_of_queries(forward_.query, sequence, head), queries, head_dim_, tile.query);
+    transpose_tile(tile.query, queries.size(), head_dim_, score.sign, tile.key_transposed, columns);
     std::fill(tile.rows, tile.rows + columns, OnlineSoftmax<C>{});
-    const Interval seen = mask_.keys_of(queries);
-    for (int64_t begin = seen.begin; begin < seen.end; begin += attention_block) {
-      const Interval keys{begin, std::min(begin + attention_block, seen.end)};
-      load_tile(HeadRows<T>(forward_.key, batch, kv_head_of(head)), keys, head_dim_, tile.key);
-      online_softmax_tile(mask_, queries, keys, head_dim_, tile.key, tile.key_transposed, scale_.magnitude, tile.p,
+    const Interval seen = sequence.mask.keys_of(queries);
+    for (int64_t begin = seen.begin; begin < seen.end; begin += key_block) {
+      const Interval keys{begin, std::min(begin + key_block, seen.end)};
+      load_tile(rows_of_keys(forward_.key, sequence, kv_head_of(head)), keys, head_dim_, tile.key);
+      online_softmax_tile(sequence.mask, score, queries, keys, head_dim_, tile.key, tile.key_transposed, tile.p,
                           tile.rows, tile.factors);
     }
     for (int64_t i = 0; i < queries.size(); ++i) {
       const C rounding = 2 * std::numeric_limits<C>::epsilon() * std::abs(lse[i]);
-      if (!is_large(i) || !(std::abs(tile.rows[i].lse(scale_.magnitude) - lse[i]) <= rounding)) continue;
+      if (!is_large(i) || !(std::abs(tile.rows[i].lse(score.rest()) - lse[i]) <= rounding)) continue;
       reference[i] = tile.rows[i].maximum;
       log_sum[i] = std::log(tile.rows[i].sum);
     }
   }
 
   // All queries that see a key block, of all heads that share its kv head.
-  void visit(int64_t batch, int64_t kv_head, int64_t block, const BackwardTiles<C>& tile) {
-    const Interval keys = keys_of_block(block);
+  void visit(const Sequence& sequence, int64_t kv_head, int64_t block, const BackwardTiles<C>& tile) {
+    const Interval keys = block_of(block, key_block, sequence.mask.seq_len_k);
+    if (keys.empty()) return;
     const int64_t columns = whole_vectors<C>(keys.size());
-    load_tile(HeadRows<T>(forward_.value, batch, kv_head), keys, head_dim_, tile.key);
+    load_tile(rows_of_keys(forward_.value, sequence, kv_head), keys, head_dim_, tile.key);
     transpose_tile(tile.key, keys.size(), head_dim_, C(1), tile.value_transposed, columns);
-    load_tile(HeadRows<T>(forward_.key, batch, kv_head), keys, head_dim_, tile.key);
-    transpose_tile(tile.key, keys.size(), head_dim_, scale_.sign, tile.key_transposed, columns);
+    load_tile(rows_of_keys(forward_.key, sequence, kv_head), keys, head_dim_, tile.key);
+    const C sign = scores_of<C>(forward_, sequence, 0).sign;
+    transpose_tile(tile.key, keys.size(), head_dim_, sign, tile.key_transposed, columns);
     for (C* gradient : {tile.dkey, tile.dvalue}) std::fill(gradient, gradient + keys.size() * width_, C(0));
 
     const int64_t group = forward_.num_heads / forward_.num_kv_heads;
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
       for (int64_t i = 0; i < query_blocks_; ++i) {
-        if (!mask_.keys_of(queries_of_block(i)).overlaps(keys)) continue;
-        differentiate(batch, head, queries_of_block(i), keys, tile);
-        add_dquery(batch, head, i, block, tile.dquery);
+        const Interval queries = queries_of_block(sequence, i);
+        if (queries.empty() || !sequence.mask.keys_of(queries).overlaps(keys)) continue;
+        differentiate(sequence, head, queries, keys, tile);
+        add_dquery(sequence, head, i, block, tile.dquery);
       }
     }
-    store(tile.dkey, keys, HeadRows<T>(args_.dkey, batch, kv_head));
-    store(tile.dvalue, keys, HeadRows<T>(args_.dvalue, batch, kv_head));
+    store(tile.dkey, keys, rows_of_keys(args_.dkey, sequence, kv_head));
+    store(tile.dvalue, keys, rows_of_keys(args_.dvalue, sequence, kv_head));
   }
 
-  // One query block against one key block: adds to the tiles dkey and dvalue, leaves its share of dquery in that tile.
-  void differentiate(int64_t batch, int64_t head, Interval queries, Interval keys, const BackwardTiles<C>& tile) {
-    const int64_t rows = queries.size();
+  // P and dS of neighbouring queries, few enough that both stay in the first-level cache from their products on.
+  // query, dout, p, ds: the queries' first rows in the tiles.
+  void differentiate_rows(const Sequence& sequence, int64_t head, Interval queries, Interval keys,
+                          const BackwardTiles<C>& tile, const C* query, const C* dout, C* p, C* ds) const {
+    const Scores<C> score = scores_of<C>(forward_, sequence, head);
+    const int64_t matrix = matrix_of(forward_, sequence.batch, head);
     const int64_t columns = whole_vectors<C>(keys.size());
-    const HeadRows<T> query(forward_.query, batch, head), dout = dout_of(batch, head);
-    const HeadRows<C> dquery(dquery_, batch, head);
-    load_tile(query, queries, head_dim_, tile.query);
-    load_tile(dout, queries, head_dim_, tile.dout);
-
     // S = Q K^T, dP = dO V^T
-    gemm_tile<C>(rows, columns, head_dim_, tile.query, width_, 1, tile.key_transposed, columns, tile.p, columns, false);
-    gemm_tile<C>(rows, columns, head_dim_, tile.dout, width_, 1, tile.value_transposed, columns, tile.ds, columns,
+    gemm_tile<C>(queries.size(), columns, head_dim_, query, width_, 1, tile.key_transposed, columns, p, columns, false);
+    gemm_tile<C>(queries.size(), columns, head_dim_, dout, width_, 1, tile.value_transposed, columns, ds, columns,
                  false);
+    if (dropout_.drops()) drop(dropout_, matrix, queries, keys, ds, columns, 1);
 
     // P = exp(S - L), dS = P (dP - delta), both 0 where hidden
-    const C scale = static_cast<C>(forward_.softmax_scale);
-    const int64_t first_row = row_of(batch, head) + queries.begin;
-    for (int64_t i = 0; i < rows; ++i) {
-      C* const p = tile.p + i * columns;
-      C* const ds = tile.ds + i * columns;
-      const Interval visible = mask_.keys_of(queries.begin + i).within(keys);
+    const C scale = static_cast<C>(forward_.softmax_scale), rest = score.rest();
+    const int64_t first = first_row(forward_, sequence, head);
+    C* p_row = p;
+    C* ds_row = ds;
+    for (int64_t i = queries.begin; i < queries.end; ++i, p_row += columns, ds_row += columns) {
+      const Interval visible = sequence.mask.keys_of(i).within(keys);
       if (visible.size() < columns) {
-        for (C* row : {p, ds}) {
+        for (C* row : {p_row, ds_row}) {
           std::fill(row, row + visible.begin, C(0));
           std::fill(row + visible.end, row + columns, C(0));
         }
       }
-      const C reference = reference_[first_row + i], log_sum = log_sum_[first_row + i], delta = delta_[first_row + i];
-      if (reference != 0) {
-        for (int64_t j = visible.begin; j < visible.end; ++j) p[j] -= reference;
+      if (!score.plain()) {
+        score.finish(p_row + visible.begin, visible.size(), i, 0, keys.begin + visible.begin, 1,
+                     tile.softcap_slopes + visible.begin);
       }
-      prefetch_row(dquery, queries.begin + i, head_dim_);
-      if (const int64_t next = queries.end + i; next < forward_.seq_len_q) {
-        prefetch_row(query, next, head_dim_);
-        prefetch_row(dout, next, head_dim_);
+      if (const C reference = reference_[first + i]; reference != 0) {
+        for (int64_t j = visible.begin; j < visible.end; ++j) p_row[j] -= reference;
       }
+      const C log_sum = log_sum_[first + i], delta = delta_[first + i];
 #pragma omp simd
       for (int64_t j = visible.begin; j < visible.end; ++j) {
-        p[j] = exp2_((p[j] * scale_.magnitude - log_sum) * std::numbers::log2e_v<C>);
-        ds[j] = p[j] * (ds[j] - delta) * scale;
+        p_row[j] = exp2_((p_row[j] * rest - log_sum) * std::numbers::log2e_v<C>);
+        ds_row[j] = p_row[j] * (ds_row[j] - delta) * scale;
+      }
+      for (int64_t j = visible.begin; score.softcap != 0 && j < visible.end; ++j) ds_row[j] *= tile.softcap_slopes[j];
+    }
+    if (dropout_.drops()) drop(dropout_, matrix, queries, keys, p, columns, 1);
+  }
+
+  // One query block against one key block: adds to the tiles dkey and dvalue, leaves its share of dquery in that tile.
+  void differentiate(const Sequence& sequence, int64_t head, Interval queries, Interval keys,
+                     const BackwardTiles<C>& tile) {
+    const Mask& mask = sequence.mask;
+    const int64_t rows = queries.size();
+    const int64_t columns = whole_vectors<C>(keys.size());
+    const HeadRows<T> query = rows_of_queries(forward_.query, sequence, head), dout = rows_of_dout(sequence, head);
+    const HeadRows<C> dquery = rows_of_dquery(sequence, head);
+    load_tile(query, queries, head_dim_, tile.query);
+    load_tile(dout, queries, head_dim_, tile.dout);
+    for (int64_t i = 0; i < rows; i += rows_in_cache) {
+      const Interval few{queries.begin + i, std::min(queries.begin + i + rows_in_cache, queries.end)};
+      differentiate_rows(sequence, head, few, keys, tile, tile.query + i * width_, tile.dout + i * width_,
+                         tile.p + i * columns, tile.ds + i * columns);
+      for (int64_t row = few.begin; row < few.end; ++row) {
+        prefetch_row(dquery, row, head_dim_);
+        if (const int64_t next = row + attention_block; next < mask.seq_len_q) {
+          prefetch_row(query, next, head_dim_);
+          prefetch_row(dout, next, head_dim_);
+        }
       }
     }
 
     // dV += P^T dO, dK += dS^T Q, dQ = dS K
-    const auto keys_of = [&](int64_t i) { return mask_.keys_of(queries.begin + i).within(keys); };
-    const auto queries_of = [&](int64_t j) { return mask_.queries_of(keys.begin + j).within(queries); };
-    const bool all_visible = mask_.shows_all(queries, keys);
+    const auto keys_of = [&](int64_t i) { return mask.keys_of(queries.begin + i).within(keys); };
+    const auto queries_of = [&](int64_t j) { return mask.queries_of(keys.begin + j).within(queries); };
+    const bool all_visible = mask.shows_all(queries, keys);
     masked_product<C>(all_visible, keys.size(), width_, rows, tile.p, 1, columns, tile.dout, tile.dvalue, true,
                       queries_of);
     masked_product<C>(all_visible, keys.size(), width_, rows, tile.ds, 1, columns, tile.query, tile.dkey, true,
@@ -259,16 +318,16 @@ class Backward {
   }
 
   // Key blocks take turns in ascending order, whichever threads compute them, so that the bits never change.
-  void add_dquery(int64_t batch, int64_t head, int64_t block, int64_t key_block, const C* tile) {
-    std::atomic<int64_t>& turn = *turn_of(batch, head, block);
-    while (turn.load(std::memory_order_acquire) != key_block) std::this_thread::yield();
-    const Interval queries = queries_of_block(block);
-    const HeadRows<C> dquery(dquery_, batch, head);
+  void add_dquery(const Sequence& sequence, int64_t head, int64_t block, int64_t key_block_index, const C* tile) {
+    std::atomic<int64_t>& turn = *turn_of(sequence, head, block);
+    while (turn.load(std::memory_order_acquire) != key_block_index) std::this_thread::yield();
+    const Interval queries = queries_of_block(sequence, block);
+    const HeadRows<C> dquery = rows_of_dquery(sequence, head);
     for (int64_t i = 0; i < queries.size(); ++i) {
       C* const row = dquery.row(queries.begin + i);
       for (int64_t c = 0; c < head_dim_; ++c) row[c] += tile[i * width_ + c];
     }
-    turn.store(key_block + 1, std::memory_order_release);
+    turn.store(key_block_index + 1, std::memory_order_release);
   }
 
   void store(const C* tile, Interval rows, const HeadRows<T>& target) {
@@ -278,10 +337,10 @@ class Backward {
     }
   }
 
-  void round_dquery(int64_t batch, int64_t head, int64_t block) {
-    const HeadRows<C> exact(dquery_, batch, head);
-    const HeadRows<T> rounded(args_.dquery, batch, head);
-    const Interval queries = queries_of_block(block);
+  void round_dquery(const Sequence& sequence, int64_t head, int64_t block) {
+    const HeadRows<C> exact = rows_of_dquery(sequence, head);
+    const HeadRows<T> rounded = rows_of_queries(args_.dquery, sequence, head);
+    const Interval queries = queries_of_block(sequence, block);
     for (int64_t i = queries.begin; i < queries.end; ++i) {
       for (int64_t c = 0; c < head_dim_; ++c) rounded.row(i)[c] = static_cast<T>(exact.row(i)[c]);
     }
@@ -289,17 +348,16 @@ class Backward {
 
   const AttentionGradArgs& args_;
   const AttentionArgs& forward_;
-  const Mask mask_;
-  const ScoreScale<C> scale_;
+  const AttentionDropout dropout_;
   const int64_t head_dim_;
   const int64_t width_;  // of a tile's row
   const int64_t query_blocks_;
   const int64_t key_blocks_;
   std::byte* const workspace_;
   AttentionTensor dquery_;       // where dquery accumulates
-  C* delta_;                     // (batch, num_heads, seq_len_q)
-  C* reference_;                 // (batch, num_heads, seq_len_q)
-  C* log_sum_;                   // (batch, num_heads, seq_len_q)
+  C* delta_;                     // as lse
+  C* reference_;                 // as lse
+  C* log_sum_;                   // as lse
   std::atomic<int64_t>* turns_;  // (batch, num_heads, query blocks)
   size_t shared_bytes_;
   size_t tile_bytes_;

@@ -27,20 +27,23 @@ struct ForwardTiles {
 };
 
 template <class T>
-void attend(const AttentionArgs& args, int64_t batch, int64_t head, Interval queries,
+void attend(const AttentionArgs& args, const Sequence& sequence, int64_t head, Interval queries,
             const ForwardTiles<accumulate_t<T>>& tile) {
   using C = accumulate_t<T>;
-  const Mask mask = mask_of(args);
-  const ScoreScale<C> scale(args.softmax_scale);
+  const Mask& mask = sequence.mask;
+  const Scores<C> score = scores_of<C>(args, sequence, head);
+  const AttentionDropout dropout = dropout_of(args);
   const int64_t kv_head = head / (args.num_heads / args.num_kv_heads);
-  const HeadRows<T> query(args.query, batch, head), out(args.out, batch, head);
-  const HeadRows<T> key(args.key, batch, kv_head), value(args.value, batch, kv_head);
+  const HeadRows<T> query = query_rows<T>(args, args.query, sequence, head),
+                    out = query_rows<T>(args, args.out, sequence, head),
+                    key = key_rows<T>(args, args.key, sequence, kv_head),
+                    value = key_rows<T>(args, args.value, sequence, kv_head);
   const int64_t head_dim = args.head_dim;
   const int64_t width = whole_vectors<C>(head_dim);
   const int64_t columns = whole_vectors<C>(queries.size());
 
   load_tile(query, queries, head_dim, tile.key);  // free until the first key block
-  transpose_tile(tile.key, queries.size(), head_dim, scale.sign, tile.query_transposed, columns);
+  transpose_tile(tile.key, queries.size(), head_dim, score.sign, tile.query_transposed, columns);
   std::fill(tile.out, tile.out + queries.size() * width, C(0));
   std::fill(tile.rows, tile.rows + columns, OnlineSoftmax<C>{});
 
@@ -51,8 +54,11 @@ void attend(const AttentionArgs& args, int64_t batch, int64_t head, Interval que
     load_tile(value, keys, head_dim, tile.value);
 
     // S = Q K^T, then m, l and P = exp(S - m)
-    online_softmax_tile(mask, queries, keys, head_dim, tile.key, tile.query_transposed, scale.magnitude, tile.scores,
-                        tile.rows, tile.factors);
+    online_softmax_tile(mask, score, queries, keys, head_dim, tile.key, tile.query_transposed, tile.scores, tile.rows,
+                        tile.factors);
+    if (dropout.drops()) {
+      drop(dropout, matrix_of(args, sequence.batch, head), queries, keys, tile.scores, 1, columns);
+    }
     // O = diag(exp(m_old - m)) O + P V
     for (int64_t i = 0; i < queries.size(); ++i) {
       if (const int64_t next = keys.end + i; next < seen.end) {
@@ -69,14 +75,14 @@ void attend(const AttentionArgs& args, int64_t batch, int64_t head, Interval que
   }
 
   // O = diag(l)^-1 O, L = m + log(l)
-  C* const lse = static_cast<C*>(args.lse) + (batch * args.num_heads + head) * args.seq_len_q;
+  C* const lse = static_cast<C*>(args.lse) + first_row(args, sequence, head);
   for (int64_t i = 0; i < queries.size(); ++i) {
     const bool sees_nothing = mask.keys_of(queries.begin + i).empty();
     T* const row = out.row(queries.begin + i);
     for (int64_t c = 0; c < head_dim; ++c) {
       row[c] = static_cast<T>(sees_nothing ? C(0) : tile.out[i * width + c] / tile.rows[i].sum);
     }
-    lse[queries.begin + i] = tile.rows[i].lse(scale.magnitude);
+    lse[queries.begin + i] = tile.rows[i].lse(score.rest());
   }
 }
 
@@ -106,10 +112,19 @@ void flash_attention_forward(const AttentionArgs& args, const Stream& stream) {
       const int64_t head = item / blocks;
       // With a causal mask late queries see most keys: they go first, and short blocks fill the gaps at the end.
       const int64_t begin = (blocks - 1 - item % blocks) * attention_block;
+      const Sequence sequence = sequence_of(args, head / args.num_heads);
+      const Interval queries{begin, std::min(begin + attention_block, sequence.mask.seq_len_q)};
+      if (queries.empty()) return;
       Arena arena(static_cast<std::byte*>(args.workspace) + static_cast<size_t>(thread) * bytes);
-      attend<T>(args, head / args.num_heads, head % args.num_heads,
-                {begin, std::min(begin + attention_block, args.seq_len_q)}, ForwardTiles<C>(arena, args.head_dim));
+      attend<T>(args, sequence, head % args.num_heads, queries, ForwardTiles<C>(arena, args.head_dim));
     });
+    if (args.cu_seqlens_q == nullptr) return;
+    const int64_t used = args.cu_seqlens_q[args.batch];
+    clear_padding<T>(args.out, used, args.total_q, args.num_heads, args.head_dim);
+    for (int64_t head = 0; head < args.num_heads; ++head) {
+      C* const lse = static_cast<C*>(args.lse) + head * args.total_q;
+      std::fill(lse + used, lse + args.total_q, -std::numeric_limits<C>::infinity());
+    }
   });
 }
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "strobe/kernels/attention.h"
+#include "strobe/kernels/cpu/attention_scores.h"
 #include "strobe/kernels/cpu/gemm_tile.h"
 #include "strobe/kernels/cpu/pack.h"
 #include "strobe/kernels/device.h"
@@ -47,74 +47,88 @@ class Arena {
   size_t used_ = 0;
 };
 
-struct Interval {
-  int64_t begin;
-  int64_t end;
-  bool empty() const { return begin >= end; }
-  int64_t size() const { return end - begin; }
-  bool contains(Interval other) const { return begin <= other.begin && other.end <= end; }
-  bool overlaps(Interval other) const { return std::max(begin, other.begin) < std::min(end, other.end); }
-  // The part within `other`, counted from other's begin.
-  Interval within(Interval other) const {
-    const int64_t first = std::clamp(begin, other.begin, other.end);
-    return {first - other.begin, std::clamp(end, first, other.end) - other.begin};
-  }
+// One entry of the batch: where its rows begin in packed tensors (0 in others) and what its queries see.
+struct Sequence {
+  int64_t batch;
+  int64_t first_query;
+  int64_t first_key;
+  Mask mask;
 };
 
-// Which pairs are visible: a band of the score matrix, so that every row and every column sees one interval.
-struct Mask {
-  AttentionBand band;
-  int64_t seq_len_q;
-  int64_t seq_len_k;
-
-  Interval keys_of(int64_t query) const { return clip(query + band.lower, query + band.upper, seq_len_k); }
-  Interval queries_of(int64_t key) const { return clip(key - band.upper, key - band.lower, seq_len_q); }
-
-  // Keys that some query of the block sees.
-  Interval keys_of(Interval queries) const { return {keys_of(queries.begin).begin, keys_of(queries.end - 1).end}; }
-  // Whether every query of the block sees every key of the block.
-  bool shows_all(Interval queries, Interval keys) const {
-    return keys_of(queries.begin).contains(keys) && keys_of(queries.end - 1).contains(keys);
+inline Sequence sequence_of(const AttentionArgs& args, int64_t batch) {
+  Sequence sequence{batch, 0, 0, {{}, args.seq_len_q, args.seq_len_k}};
+  Mask& mask = sequence.mask;
+  if (args.cu_seqlens_q != nullptr) {
+    sequence.first_query = args.cu_seqlens_q[batch];
+    sequence.first_key = args.cu_seqlens_k[batch];
+    mask.seq_len_q = args.cu_seqlens_q[batch + 1] - sequence.first_query;
+    mask.seq_len_k = args.cu_seqlens_k[batch + 1] - sequence.first_key;
   }
-
- private:
-  static Interval clip(int64_t first, int64_t last, int64_t length) {
-    const int64_t begin = std::clamp<int64_t>(first, 0, length);
-    return {begin, std::clamp<int64_t>(last + 1, begin, length)};
-  }
-};
-
-inline Mask mask_of(const AttentionArgs& args) {
-  return {visible_band(args.causal, args.seq_len_q, args.seq_len_k), args.seq_len_q, args.seq_len_k};
+  mask.band = visible_band(args.causal, args.window_left, args.window_right, mask.seq_len_q, mask.seq_len_k);
+  return sequence;
 }
 
-// softmax_scale as a sign (-1, 0, 1), exact on any operand, and a positive magnitude, which the online softmax needs.
+inline int64_t matrix_of(const AttentionArgs& args, int64_t batch, int64_t head) {
+  return batch * args.num_heads + head;
+}
+
+// Number of rows of lse and whatever else has one value a query, and where those of a head begin.
+inline int64_t count_rows(const AttentionArgs& args) {
+  return args.num_heads * (args.cu_seqlens_q == nullptr ? args.batch * args.seq_len_q : args.total_q);
+}
+inline int64_t first_row(const AttentionArgs& args, const Sequence& sequence, int64_t head) {
+  return args.cu_seqlens_q == nullptr ? matrix_of(args, sequence.batch, head) * args.seq_len_q
+                                      : head * args.total_q + sequence.first_query;
+}
+
 template <class C>
-struct ScoreScale {
-  C sign;
-  C magnitude;
+Scores<C> scores_of(const AttentionArgs& args, const Sequence& sequence, int64_t head) {
+  return {args.softmax_scale, args.softcap, args.alibi_slopes, head, sequence.mask};
+}
 
-  explicit ScoreScale(double softmax_scale) {
-    const C scale = static_cast<C>(softmax_scale);
-    sign = static_cast<C>((scale > 0) - (scale < 0));
-    magnitude = scale == 0 ? C(1) : std::abs(scale);
-  }
-};
+inline AttentionDropout dropout_of(const AttentionArgs& args) {
+  return {args.dropout_p, args.dropout_seed, args.dropout_offset};
+}
 
-// One head's rows of a (batch, seq_len, num_heads, head_dim) operand.
+// One head's rows of one sequence of an operand.
 template <class T>
 struct HeadRows {
   T* data;
   int64_t row_stride;
   int64_t column_stride = 1;
 
-  HeadRows(const AttentionTensor& tensor, int64_t batch, int64_t head, int64_t dim_stride = 1)
-      : data(static_cast<T*>(tensor.data) + batch * tensor.batch_stride + head * tensor.head_stride),
-        row_stride(tensor.seq_stride),
-        column_stride(dim_stride) {}
-
   T* row(int64_t index) const { return data + index * row_stride; }
 };
+
+template <class T>
+HeadRows<T> rows_of(const AttentionArgs& args, const AttentionTensor& tensor, const Sequence& sequence,
+                    int64_t first_row, int64_t head, int64_t dim_stride = 1) {
+  const int64_t start =
+      args.cu_seqlens_q == nullptr ? sequence.batch * tensor.batch_stride : first_row * tensor.seq_stride;
+  return {static_cast<T*>(tensor.data) + start + head * tensor.head_stride, tensor.seq_stride, dim_stride};
+}
+// Of query, out and their gradients; of key, value and theirs.
+template <class T>
+HeadRows<T> query_rows(const AttentionArgs& args, const AttentionTensor& tensor, const Sequence& sequence, int64_t head,
+                       int64_t dim_stride = 1) {
+  return rows_of<T>(args, tensor, sequence, sequence.first_query, head, dim_stride);
+}
+template <class T>
+HeadRows<T> key_rows(const AttentionArgs& args, const AttentionTensor& tensor, const Sequence& sequence,
+                     int64_t kv_head) {
+  return rows_of<T>(args, tensor, sequence, sequence.first_key, kv_head);
+}
+
+// Zeros for the padding behind the last sequence of a packed tensor of `total` rows.
+template <class T>
+void clear_padding(const AttentionTensor& tensor, int64_t used, int64_t total, int64_t num_heads, int64_t head_dim) {
+  for (int64_t row = used; row < total; ++row) {
+    for (int64_t head = 0; head < num_heads; ++head) {
+      T* const start = static_cast<T*>(tensor.data) + row * tensor.seq_stride + head * tensor.head_stride;
+      std::fill(start, start + head_dim, T(0));
+    }
+  }
+}
 
 // Copies rows into a tile of whole vectors, zeros behind them, converted to the type computed in.
 template <class T, class C>
@@ -170,13 +184,16 @@ void masked_product(bool all_visible, int64_t m, int64_t n, int64_t k, const C* 
 // One step of the online softmax for a block of queries: S^T = K Q^T with hidden pairs at -inf is taken into the rows,
 // and replaced by its weights. Transposed, so that each row's maximum and sum run in a vector lane of their own.
 template <class C>
-void online_softmax_tile(const Mask& mask, Interval queries, Interval keys, int64_t head_dim, const C* key,
-                         const C* query_transposed, C magnitude, C* scores, OnlineSoftmax<C>* rows, C* factors) {
+void online_softmax_tile(const Mask& mask, const Scores<C>& score, Interval queries, Interval keys, int64_t head_dim,
+                         const C* key, const C* query_transposed, C* scores, OnlineSoftmax<C>* rows, C* factors) {
   constexpr int lanes = strobe::cpu::vector_size<C>;
   constexpr C minus_infinity = -std::numeric_limits<C>::infinity();
   const int64_t columns = whole_vectors<C>(queries.size());
   gemm_tile<C>(keys.size(), columns, head_dim, key, whole_vectors<C>(head_dim), 1, query_transposed, columns, scores,
                columns, false);
+  for (int64_t j = 0; !score.plain() && j < keys.size(); ++j) {
+    score.finish(scores + j * columns, columns, queries.begin, 1, keys.begin + j, 0);
+  }
   if (!mask.shows_all(queries, keys)) {
     for (int64_t j = 0; j < keys.size(); ++j) {
       const Interval visible = mask.queries_of(keys.begin + j).within(queries);
@@ -186,7 +203,7 @@ void online_softmax_tile(const Mask& mask, Interval queries, Interval keys, int6
     }
   }
   for (int64_t i = 0; i < columns; i += lanes) {
-    online_softmax_update<lanes>(rows + i, scores + i, keys.size(), columns, magnitude, factors + i);
+    online_softmax_update<lanes>(rows + i, scores + i, keys.size(), columns, score.rest(), factors + i);
   }
 }
 

@@ -129,16 +129,21 @@ TEST_CASE("gpt: gradients of the whole model match finite differences in f64") {
   }
 }
 
-TEST_CASE("gpt: flash and standard attention give the same losses over 200 steps") {
-  std::vector<std::vector<float>> losses;
-  for (Attention attention : {Attention::flash, Attention::standard}) {
-    GPTConfig config = small_config();
-    config.attention = attention;
-    seed(5);
-    losses.push_back(train(GPT(config), 200, 50, 1e-3f));
-  }
-  for (size_t step = 0; step < losses[0].size(); ++step) {
-    CHECK(losses[0][step] == doctest::Approx(losses[1][step]).epsilon(1e-4));
+TEST_CASE("gpt: flash and standard attention give the same losses over 200 steps, dropout included") {
+  for (const double dropout : {0.0, 0.2}) {
+    std::vector<std::vector<float>> losses;
+    for (Attention attention : {Attention::flash, Attention::standard}) {
+      GPTConfig config = small_config();
+      config.attention = attention;
+      config.dropout = dropout;
+      seed(5);
+      GPT model(config);
+      model.training = true;
+      losses.push_back(train(model, 200, 50, 1e-3f));
+    }
+    for (size_t step = 0; step < losses[0].size(); ++step) {
+      CHECK(losses[0][step] == doctest::Approx(losses[1][step]).epsilon(1e-4));
+    }
   }
 }
 
