@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "report.h"
+#include "svg_picture.h"
 
 namespace examples {
 namespace {
@@ -72,43 +73,9 @@ std::vector<CurvePoint> smoothed(const std::vector<CurvePoint>& points) {
   return result;
 }
 
-std::string escaped(const std::string& text) {
-  std::string result;
-  for (const char c : text) {
-    if (c == '&')
-      result += "&amp;";
-    else if (c == '<')
-      result += "&lt;";
-    else if (c == '>')
-      result += "&gt;";
-    else if (static_cast<unsigned char>(c) < 0x20)
-      result += ' ';
-    else
-      result += c;
-  }
-  return result;
-}
-
-class Picture {
+class Picture : public SvgPicture {
  public:
-  Picture(Axis steps, Axis losses) : steps_(steps), losses_(losses) {
-    svg_ = fmt::format(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" "
-        "font-family=\"Helvetica, Arial, sans-serif\" font-size=\"13\" fill=\"#333\">\n"
-        "<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n",
-        width, height);
-  }
-
-  void text(double x, double y, std::string_view anchor, const std::string& content, std::string_view attributes = "") {
-    svg_ += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" {}>{}</text>\n", x, y, anchor, attributes,
-                        escaped(content));
-  }
-
-  void line(double x1, double y1, double x2, double y2, std::string_view colour, double stroke) {
-    svg_ += fmt::format(
-        "<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\" stroke-width=\"{}\"/>\n", x1, y1,
-        x2, y2, colour, stroke);
-  }
+  Picture(Axis steps, Axis losses) : SvgPicture(width, height), steps_(steps), losses_(losses) {}
 
   void axes() {
     for (int64_t i = std::llround(std::ceil(losses_.low / losses_.tick));
@@ -129,21 +96,13 @@ class Picture {
   }
 
   void curve(const std::vector<CurvePoint>& points, std::string_view colour, double stroke, double opacity) {
-    if (points.empty()) return;
-    std::string path;
-    for (const CurvePoint& point : points)
-      path += fmt::format("{:.1f},{:.1f} ", x_of(static_cast<double>(point.step)), y_of(point.loss));
-    path.pop_back();
-    svg_ += fmt::format(
-        "<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"{}\" stroke-opacity=\"{}\" "
-        "stroke-linejoin=\"round\"/>\n",
-        path, colour, stroke, opacity);
+    Points path;
+    for (const CurvePoint& point : points) path.emplace_back(x_of(static_cast<double>(point.step)), y_of(point.loss));
+    polyline(path, colour, stroke, fmt::format("stroke-opacity=\"{}\"", opacity));
   }
 
   void dots(const std::vector<CurvePoint>& points, std::string_view colour) {
-    for (const CurvePoint& point : points)
-      svg_ += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\" fill=\"{}\"/>\n",
-                          x_of(static_cast<double>(point.step)), y_of(point.loss), colour);
+    for (const CurvePoint& point : points) dot(x_of(static_cast<double>(point.step)), y_of(point.loss), colour);
   }
 
   void legend(int row, const std::string& label, std::string_view colour) {
@@ -151,8 +110,6 @@ class Picture {
     line(width - right - 210, y - 4, width - right - 182, y - 4, colour, 2.5);
     text(width - right - 174, y, "start", label);
   }
-
-  std::string finish() { return svg_ + "</svg>\n"; }
 
  private:
   double x_of(double step) const {
@@ -163,7 +120,6 @@ class Picture {
   }
 
   Axis steps_, losses_;
-  std::string svg_;
 };
 
 }  // namespace

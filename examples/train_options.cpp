@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -13,37 +12,12 @@
 #include <stdexcept>
 #include <vector>
 
+#include "option_checks.h"
+
 namespace examples {
 namespace {
 
 constexpr int64_t any_size = 1'000'000'000;
-
-template <class... Args>
-void require(bool condition, fmt::format_string<Args...> format, Args&&... args) {
-  if (!condition) throw std::runtime_error(fmt::format(format, std::forward<Args>(args)...));
-}
-
-// A number from low to high; not a number is outside of every range.
-template <class T>
-CLI::Validator range(T low, T high) {
-  const std::string kind = std::is_integral_v<T> ? "an integer" : "a number";
-  return CLI::Validator(
-      [=](const std::string& input) {
-        T value{};
-        if (CLI::detail::lexical_cast(input, value) && value >= low && value <= high) return std::string();
-        return fmt::format("{} given, expected {} from {} to {}", input, kind, low, high);
-      },
-      "");
-}
-
-CLI::Validator choice(const std::vector<std::string>& values) {
-  return CLI::Validator(
-      [=](const std::string& input) {
-        if (std::find(values.begin(), values.end(), input) != values.end()) return std::string();
-        return fmt::format("{} given, expected {}", input, fmt::join(values, " or "));
-      },
-      "");
-}
 
 void declare(CLI::App& app, TrainOptions& o) {
   app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);

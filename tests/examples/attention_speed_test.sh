@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# attention_speed from outside: its columns, the kernel it is told to use, and what it says about bad input.
+# Usage: attention_speed_test.sh BUILD. The last line is "N passed, N failed, N skipped".
+set -uo pipefail
+
+attention_speed=$1/examples/attention_speed
+passed=0 failed=0 skipped=0
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+if [[ ! -x $attention_speed ]]; then
+  echo "skipped: built without Eigen"
+  echo "0 passed, 0 failed, 1 skipped"
+  exit 0
+fi
+
+pass() { passed=$((passed + 1)); }
+fail() {
+  failed=$((failed + 1))
+  echo "FAILED: $1"
+}
+
+# refuses NAME PATTERN OPTIONS...: exit status 1 (not a crash), one line on stderr that matches, nothing measured.
+refuses() {
+  local name=$1 pattern=$2 status=0
+  shift 2
+  timeout 60 "$attention_speed" "$@" >stdout 2>stderr || status=$?
+  if ((status != 1)); then
+    fail "$name: status $status, expected 1"
+  elif (($(wc -l <stderr) != 1)) || ! grep -qE -- "$pattern" stderr; then
+    fail "$name: expected one line that matches '$pattern', got: $(head -c 500 stderr)"
+  elif [[ -s stdout ]]; then
+    fail "$name: began to measure"
+  else
+    pass
+  fi
+}
+
+refuses "no length" '^attention_speed: --seq-lens: ' --seq-lens ''
+refuses "length 0" '--seq-lens: 0 given, expected an integer from 1' --seq-lens 0
+refuses "negative length" '--seq-lens: -5 given, expected an integer from 1' --seq-lens 64,-5
+refuses "a length that overflows" '--seq-lens: 9223372036854775808 given, expected an integer' --seq-lens 9223372036854775808
+refuses "a length that cannot fit" '--seq-lens: 1000000000 given, .*expected at most' --seq-lens 64,1000000000
+refuses "head_dim" '--head-dim: 257 given, expected an integer from 1 to 256' --head-dim 257
+refuses "threads" '--threads: 0 given, expected' --threads 0
+refuses "dtype" '--dtype: i32 given, expected f32' --dtype i32
+refuses "unknown kernel" '--kernel: fast given, expected auto or portable or mma or hopper' --kernel fast
+for kernel in mma hopper; do
+  refuses "kernel $kernel of other devices" "--kernel $kernel: .*kernel $kernel given, but the CPU has only" --kernel $kernel
+done
+
+if grep -qa __asan_init "$attention_speed"; then
+  skipped=$((skipped + 1))
+  echo "skipped: a run, which takes minutes under sanitizers"
+else
+  header=direction,kernel,dtype,batch,seq_len,num_heads,head_dim,causal,ms,gflops,share_of_eigen
+  for kernel in auto portable; do
+    flash=flash
+    [[ $kernel == auto ]] || flash=flash-$kernel
+    "$attention_speed" --seq-lens 64,128 --standard-max 64 --num-heads 2 --repeats 1 --kernel $kernel >stdout 2>stderr
+    cut -d, -f1-8 stdout >cases
+    if diff cases - <<END && awk -F, 'NR == 1 { exit $0 != "'$header'" } NF != 11 || $9 <= 0 || $10 <= 0 { exit 1 }' stdout; then pass; else
+direction,kernel,dtype,batch,seq_len,num_heads,head_dim,causal
+product,eigen,f32,1,2048,1,2048,0
+product,strobe,f32,1,2048,1,2048,0
+forward,$flash,f32,1,64,2,64,0
+backward,$flash,f32,1,64,2,64,0
+forward,standard,f32,1,64,2,64,0
+backward,standard,f32,1,64,2,64,0
+forward,$flash,f32,1,128,2,64,0
+backward,$flash,f32,1,128,2,64,0
+END
+      fail "a run with --kernel $kernel: $(cat stdout stderr)"
+    fi
+  done
+fi
+
+echo "$passed passed, $failed failed, $skipped skipped"
+((failed == 0))
