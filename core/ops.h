@@ -151,7 +151,7 @@ struct AttentionOptions {
   bool causal = false;        // bottom-right aligned: query i sees key j when j <= i + seq_len_k - seq_len_q
   int64_t window_left = -1;   // query i sees key j when j >= i + seq_len_k - seq_len_q - window_left; -1: unlimited
   int64_t window_right = -1;  // query i sees key j when j <= i + seq_len_k - seq_len_q + window_right; -1: unlimited
-  double softcap = 0;         // scores s become softcap * tanh(s / softcap); 0: off
+  double softcap = 0;         // scores s become softcap * tanh(s / softcap); 0: off, else 1e-30 to 1e30
   Tensor alibi_slopes = Tensor();  // (num_heads), f32: adds -slope * abs(i + seq_len_k - seq_len_q - j)
   // Elements of P are dropped with probability dropout_p, in steps of 1 / 256 and below 1: a pure function of the seed,
   // the offset and the position (kernels/attention_mask.h), the same on every device, forward and backward.

@@ -45,7 +45,7 @@ struct AttentionArgs {
   bool causal = false;        // query i sees key j when j <= i + d, d = seq_len_k - seq_len_q (bottom-right aligned)
   int64_t window_left = -1;   // query i sees key j when j >= i + d - window_left; -1: unlimited
   int64_t window_right = -1;  // query i sees key j when j <= i + d + window_right; -1: unlimited
-  double softcap = 0;         // scaled scores s become softcap * tanh(s / softcap); 0: off
+  double softcap = 0;         // scaled scores s become softcap * tanh(s / softcap); 0: off, else 1e-30 to 1e30
   const float* alibi_slopes = nullptr;  // (num_heads): adds -slope * abs(i + d - j)
   double dropout_p = 0;                 // of P: AttentionDropout in kernels/attention_mask.h
   uint64_t dropout_seed = 0;
@@ -150,6 +150,9 @@ struct AttentionCombineGradArgs {
   void* dout_b;
   void* dlse_b;
 };
+
+// Throws, naming the option, unless the options are what this file says, on whatever device.
+void require_attention_options(const char* operation, const AttentionArgs& args);
 
 // Throws, naming the option, unless tiled attention can compute this case on `device`.
 void require_attention_support(const char* operation, const AttentionArgs& args, Device device);

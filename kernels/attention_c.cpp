@@ -30,7 +30,6 @@ static_assert(static_cast<int>(AttentionKernel::auto_select) == STROBE_ATTENTION
 // Below these no size, offset or workspace that a kernel computes can overflow.
 constexpr int64_t most_elements = int64_t{1} << 52;
 constexpr int64_t most_axis_bytes = int64_t{1} << 58;
-constexpr double largest_scale = 1e30;
 constexpr uintptr_t workspace_alignment = 64;
 
 // An array and not a string: the pointer handed out stays good for the life of the thread.
@@ -102,8 +101,6 @@ void check_product(const char* operation, std::initializer_list<std::pair<const 
 }
 
 void check_sizes(const char* operation, const AttentionArgs& args) {
-  STROBE_CHECK(args.head_dim >= 1 && args.head_dim <= max_attention_head_dim, operation, ": head_dim ", args.head_dim,
-               " given, expected 1 to ", max_attention_head_dim);
   STROBE_CHECK(args.num_kv_heads >= 1, operation, ": num_kv_heads ", args.num_kv_heads, " given, expected at least 1");
   STROBE_CHECK(args.num_heads >= 1 && args.num_heads % args.num_kv_heads == 0, operation, ": num_heads ",
                args.num_heads, " given, expected a positive multiple of num_kv_heads ", args.num_kv_heads);
@@ -113,20 +110,6 @@ void check_sizes(const char* operation, const AttentionArgs& args) {
   check_product(operation, {head_dim, num_heads, batch, {"seq_len_k", args.seq_len_k}});
   check_product(operation, {head_dim, num_heads, {"total_q", args.total_q}});
   check_product(operation, {head_dim, num_heads, {"total_k", args.total_k}});
-}
-
-void check_options(const char* operation, const AttentionArgs& args) {
-  STROBE_CHECK(std::abs(args.softmax_scale) <= largest_scale, operation, ": softmax_scale ", args.softmax_scale,
-               " given, expected a number of magnitude at most ", largest_scale);
-  STROBE_CHECK(args.window_left >= -1, operation, ": window_left ", args.window_left, " given, expected at least -1");
-  STROBE_CHECK(args.window_right >= -1, operation, ": window_right ", args.window_right,
-               " given, expected at least -1");
-  STROBE_CHECK(args.softcap >= 0 && std::isfinite(args.softcap), operation, ": softcap ", args.softcap,
-               " given, expected a number of at least 0");
-  STROBE_CHECK(args.dropout_p >= 0 && args.dropout_p < 1 && AttentionDropout(args.dropout_p, 0, 0).keep_below > 0,
-               operation, ": dropout_p ", args.dropout_p, " given, expected 0 to 255/256");
-  STROBE_CHECK((args.cu_seqlens_q == nullptr) == (args.cu_seqlens_k == nullptr), operation, ": cu_seqlens_",
-               args.cu_seqlens_q == nullptr ? "q" : "k", " null given, expected both cu_seqlens or neither");
 }
 
 template <class T>
@@ -181,7 +164,7 @@ AttentionArgs checked_case(const char* operation, const strobe_attention_args& g
           static_cast<AttentionKernel>(checked_choice(operation, "kernel", given.kernel, STROBE_ATTENTION_HOPPER)),
       .deterministic = checked_choice(operation, "deterministic", given.deterministic, 1) == 1};
   check_sizes(operation, args);
-  check_options(operation, args);
+  require_attention_options(operation, args);
   if (packed && device.type == DeviceType::cpu) {
     check_cu_seqlens(operation, "cu_seqlens_q", args.cu_seqlens_q, args.batch, args.total_q, args.seq_len_q);
     check_cu_seqlens(operation, "cu_seqlens_k", args.cu_seqlens_k, args.batch, args.total_k, args.seq_len_k);

@@ -89,16 +89,16 @@ typedef struct strobe_attention_args {
   void* lse;  // required: (batch, num_heads, seq_len_q), packed (num_heads, total_q), contiguous; f64 for f64, else
               // f32; written forward, read backward
 
-  double softmax_scale;       // required (usually 1 / sqrt(head_dim)): of magnitude at most 1e30, may be 0 or negative
-  int32_t causal;             // 1: query i sees key j when j <= i + d; 0: it need not be; default 0
-  int32_t deterministic;      // 1: the same inputs give the same bits (the CPU always does so); 0: any order; default 1
-  int64_t window_left;        // query i sees key j when j >= i + d - window_left; -1: unlimited; default -1
-  int64_t window_right;       // query i sees key j when j <= i + d + window_right; -1: unlimited; default -1
-  double softcap;             // scaled scores s become softcap * tanh(s / softcap); 0: off; default 0
-  const float* alibi_slopes;  // (num_heads), adds -slope * abs(i + d - j); null: none; default null
-  double dropout_p;           // elements of P are dropped with this rate, in steps of 1 / 256, below 1; default 0
-  uint64_t dropout_seed;      // the mask is a pure function of seed, offset, batch index, head and positions
-  uint64_t dropout_offset;    // forward and backward take the same seed and offset
+  double softmax_scale;   // required (usually 1 / sqrt(head_dim)): of magnitude at most 1e30, may be 0 or negative
+  int32_t causal;         // 1: query i sees key j when j <= i + d; 0: it need not be; default 0
+  int32_t deterministic;  // 1: the same inputs give the same bits (the CPU always does so); 0: any order; default 1
+  int64_t window_left;    // query i sees key j when j >= i + d - window_left; -1: unlimited; default -1
+  int64_t window_right;   // query i sees key j when j <= i + d + window_right; -1: unlimited; default -1
+  double softcap;         // scaled scores s become softcap * tanh(s / softcap); 0: off, else 1e-30 to 1e30; default 0
+  const float* alibi_slopes;    // (num_heads), adds -slope * abs(i + d - j); null: none; default null
+  double dropout_p;             // elements of P are dropped with this rate, in steps of 1 / 256, below 1; default 0
+  uint64_t dropout_seed;        // the mask is a pure function of seed, offset, batch index, head and positions
+  uint64_t dropout_offset;      // forward and backward take the same seed and offset
   const int32_t* cu_seqlens_q;  // (batch + 1): from 0, not decreasing, at most total_q; null: not packed; default null
   const int32_t* cu_seqlens_k;  // the same for keys and total_k; both or neither
   int64_t total_q;              // packed: rows of query, out, dout and dquery

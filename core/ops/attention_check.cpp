@@ -6,22 +6,6 @@
 namespace strobe {
 namespace {
 
-void check_options(const char* name, const AttentionOptions& options) {
-  constexpr double largest_scale = 1e30;
-  const double scale = options.softmax_scale.value_or(1.0);
-  STROBE_CHECK(std::abs(scale) <= largest_scale, name, ": softmax_scale ", scale,
-               " given, expected a number of magnitude at most ", largest_scale);
-  STROBE_CHECK(options.dropout_p >= 0 && options.dropout_p < 1, name, ": dropout_p ", options.dropout_p,
-               " given, expected 0 <= dropout_p < 1");
-  STROBE_CHECK(kernels::AttentionDropout(options.dropout_p, 0, 0).keep_below > 0, name, ": dropout_p ",
-               options.dropout_p, " given, which in steps of 1/256 drops everything; expected at most 255/256");
-  STROBE_CHECK(options.softcap == 0 || (options.softcap >= 1 / largest_scale && options.softcap <= largest_scale), name,
-               ": softcap ", options.softcap, " given, expected 0 for none or a number from ", 1 / largest_scale, " to ",
-               largest_scale);
-  STROBE_CHECK(options.window_left >= -1 && options.window_right >= -1, name, ": window_left ", options.window_left,
-               " and window_right ", options.window_right, " given, expected sizes or -1 for no limit");
-}
-
 void check_operands(const char* name, const Tensor& query, const Tensor& key, const Tensor& value, bool packed) {
   require_same_kind(name, "query", query, "key", key);
   require_same_kind(name, "query", query, "value", value);
@@ -78,7 +62,6 @@ int64_t longest_sequence(const char* name, const char* argument, const Tensor& s
 AttentionOptions checked_attention(const char* name, const Tensor& query, const Tensor& key, const Tensor& value,
                                    const AttentionOptions& options) {
   require_floating(name, "query", query);
-  check_options(name, options);
   const Tensor &starts_q = options.cu_seqlens_q, &starts_k = options.cu_seqlens_k;
   STROBE_CHECK(starts_q.defined() == starts_k.defined(), name, ": cu_seqlens_", starts_q.defined() ? 'q' : 'k',
                " given without the other, expected both or none");

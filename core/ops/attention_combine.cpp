@@ -3,6 +3,25 @@
 #include "strobe/core/ops/attention.h"
 
 namespace strobe {
+namespace {
+
+// The arguments but for out and lse; all tensors contiguous.
+kernels::AttentionCombineArgs combine_args(const Tensor& out_a, const Tensor& lse_a, const Tensor& out_b,
+                                           const Tensor& lse_b) {
+  return {.out = nullptr,
+          .lse = nullptr,
+          .out_a = out_a.data(),
+          .lse_a = lse_a.data(),
+          .out_b = out_b.data(),
+          .lse_b = lse_b.data(),
+          .batch = out_a.rank() == 3 ? 1 : out_a.dim(0),
+          .seq_len = out_a.dim(-3),
+          .num_heads = out_a.dim(-2),
+          .head_dim = out_a.dim(-1),
+          .dtype = out_a.dtype()};
+}
+
+}  // namespace
 
 AttentionResult attention_combine(const Tensor& given_out_a, const Tensor& given_lse_a, const Tensor& given_out_b,
                                   const Tensor& given_lse_b) {
@@ -25,25 +44,16 @@ AttentionResult attention_combine(const Tensor& given_out_a, const Tensor& given
   const Tensor out_a = contiguous(given_out_a), out_b = contiguous(given_out_b);
   const Tensor lse_a = contiguous(given_lse_a), lse_b = contiguous(given_lse_b);
   const Tensor out = empty_like(out_a), lse = empty_like(lse_a);
-  const bool packed = out.rank() == 3;
-  const kernels::AttentionCombineArgs args{.out = out.data(),
-                                           .lse = lse.data(),
-                                           .out_a = out_a.data(),
-                                           .lse_a = lse_a.data(),
-                                           .out_b = out_b.data(),
-                                           .lse_b = lse_b.data(),
-                                           .batch = packed ? 1 : out.dim(0),
-                                           .seq_len = out.dim(-3),
-                                           .num_heads = out.dim(-2),
-                                           .head_dim = out.dim(-1),
-                                           .dtype = out.dtype()};
+  kernels::AttentionCombineArgs args = combine_args(out_a, lse_a, out_b, lse_b);
+  args.out = out.data();
+  args.lse = lse.data();
   kernels::attention_combine_forward(args, out.stream());
-  const std::vector<Tensor> outputs = record(
-      name, {out, lse}, {out_a, lse_a, out_b, lse_b}, [out_a, lse_a, out_b, lse_b, args](const Grads& douts) -> Grads {
+  const std::vector<Tensor> outputs =
+      record(name, {out, lse}, {out_a, lse_a, out_b, lse_b}, [out_a, lse_a, out_b, lse_b](const Grads& douts) -> Grads {
         const Tensor dout = douts[0].defined() ? contiguous(douts[0]) : Tensor();
         const Tensor dlse = douts[1].defined() ? contiguous(douts[1]) : Tensor();
         const Grads grads{empty_like(out_a), empty_like(lse_a), empty_like(out_b), empty_like(lse_b)};
-        kernels::attention_combine_backward({.forward = args,
+        kernels::attention_combine_backward({.forward = combine_args(out_a, lse_a, out_b, lse_b),
                                              .dout = dout.defined() ? dout.data() : nullptr,
                                              .dlse = dlse.defined() ? dlse.data() : nullptr,
                                              .dout_a = grads[0].data(),

@@ -8,11 +8,6 @@ using namespace strobe::testing;
 
 namespace {
 
-struct NamedOptions {
-  std::string_view name;
-  AttentionOptions options;
-};
-
 // Each option alone, then all together.
 std::vector<NamedOptions> every_option(int64_t heads) {
   const Tensor slopes = uniform({heads}, 0.05, 0.5);

@@ -6,11 +6,6 @@ using namespace strobe::testing;
 
 namespace {
 
-struct NamedOptions {
-  std::string_view name;
-  AttentionOptions options;
-};
-
 std::vector<NamedOptions> every_option() {
   const Tensor slopes = from_vector<float>({0.5f, 0.125f, 0.25f, 0.0f}, {4});
   return {{"none", {}},

@@ -9,11 +9,6 @@ using namespace strobe::testing;
 
 namespace {
 
-struct NamedOptions {
-  std::string_view name;
-  AttentionOptions options;
-};
-
 // Every option, with a mask that hides something.
 std::vector<NamedOptions> every_option() {
   const Tensor slopes = from_vector<float>({0.125f}, {1});

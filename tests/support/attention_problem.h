@@ -15,6 +15,11 @@ struct AttentionPath {
 };
 inline constexpr AttentionPath attention_paths[] = {{"flash_attention", flash_attention_return_lse},
                                                     {"standard_attention", standard_attention_return_lse}};
+struct NamedOptions {
+  std::string_view name;
+  AttentionOptions options;
+};
+
 inline constexpr DType all_dtypes[] = {DType::f32, DType::f64, DType::bf16, DType::f16};
 
 // f(function, dtype) for both functions and every dtype.
