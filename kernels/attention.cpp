@@ -19,7 +19,7 @@ void require_attention_options(const char* operation, const AttentionArgs& args)
                operation, ": dropout_p ", args.dropout_p,
                " given, expected 0 to 255/256, for not all is to be dropped");
   STROBE_CHECK((args.cu_seqlens_q == nullptr) == (args.cu_seqlens_k == nullptr), operation, ": cu_seqlens_",
-               args.cu_seqlens_q == nullptr ? 'k' : 'q', " given without the other, expected both or none");
+               args.cu_seqlens_q == nullptr ? 'q' : 'k', " null given, expected both cu_seqlens or neither");
 }
 
 }  // namespace strobe::kernels

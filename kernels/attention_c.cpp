@@ -134,40 +134,43 @@ void check_cu_seqlens(const char* operation, const char* field, const int32_t* c
 // The call without operands and workspace, checked.
 AttentionArgs checked_case(const char* operation, const strobe_attention_args& given, Device device) {
   const bool packed = given.cu_seqlens_q != nullptr;
-  const AttentionArgs args{
-      .query = {},
-      .key = {},
-      .value = {},
-      .out = {},
-      .lse = nullptr,
-      .batch = given.batch,
-      .seq_len_q = given.seq_len_q,
-      .seq_len_k = given.seq_len_k,
-      .num_heads = given.num_heads,
-      .num_kv_heads = given.num_kv_heads,
-      .head_dim = given.head_dim,
-      .dtype = static_cast<DType>(checked_choice(operation, "dtype", given.dtype, STROBE_DTYPE_F16)),
-      .softmax_scale = given.softmax_scale,
-      .causal = checked_choice(operation, "causal", given.causal, 1) == 1,
-      .window_left = given.window_left,
-      .window_right = given.window_right,
-      .softcap = given.softcap,
-      .alibi_slopes = given.alibi_slopes,
-      .dropout_p = given.dropout_p,
-      .dropout_seed = given.dropout_seed,
-      .dropout_offset = given.dropout_offset,
-      .cu_seqlens_q = given.cu_seqlens_q,
-      .cu_seqlens_k = given.cu_seqlens_k,
-      .total_q = packed ? given.total_q : 0,
-      .total_k = packed ? given.total_k : 0,
-      .kernel =
-          static_cast<AttentionKernel>(checked_choice(operation, "kernel", given.kernel, STROBE_ATTENTION_HOPPER)),
-      .deterministic = checked_choice(operation, "deterministic", given.deterministic, 1) == 1};
+  AttentionArgs args{.query = {},
+                     .key = {},
+                     .value = {},
+                     .out = {},
+                     .lse = nullptr,
+                     .batch = given.batch,
+                     .seq_len_q = given.seq_len_q,
+                     .seq_len_k = given.seq_len_k,
+                     .num_heads = given.num_heads,
+                     .num_kv_heads = given.num_kv_heads,
+                     .head_dim = given.head_dim,
+                     .dtype = static_cast<DType>(checked_choice(operation, "dtype", given.dtype, STROBE_DTYPE_F16)),
+                     .softmax_scale = given.softmax_scale,
+                     .causal = checked_choice(operation, "causal", given.causal, 1) == 1,
+                     .window_left = given.window_left,
+                     .window_right = given.window_right,
+                     .softcap = given.softcap,
+                     .alibi_slopes = given.alibi_slopes,
+                     .dropout_p = given.dropout_p,
+                     .dropout_seed = given.dropout_seed,
+                     .dropout_offset = given.dropout_offset,
+                     .cu_seqlens_q = given.cu_seqlens_q,
+                     .cu_seqlens_k = given.cu_seqlens_k,
+                     .total_q = packed ? given.total_q : 0,
+                     .total_k = packed ? given.total_k : 0,
+                     .kernel = static_cast<AttentionKernel>(
+                         checked_choice(operation, "kernel", given.kernel, STROBE_ATTENTION_HOPPER)),
+                     .deterministic = checked_choice(operation, "deterministic", given.deterministic, 1) == 1};
   check_sizes(operation, args);
   require_attention_options(operation, args);
   if (packed && device.type == DeviceType::cpu) {
     check_cu_seqlens(operation, "cu_seqlens_q", args.cu_seqlens_q, args.batch, args.total_q, args.seq_len_q);
     check_cu_seqlens(operation, "cu_seqlens_k", args.cu_seqlens_k, args.batch, args.total_k, args.seq_len_k);
+  }
+  if (packed) {  // kernels count their blocks by the longest sequence, and none is longer than all rows
+    args.seq_len_q = std::min(args.seq_len_q, args.total_q);
+    args.seq_len_k = std::min(args.seq_len_k, args.total_k);
   }
   return args;
 }

@@ -4,7 +4,7 @@
 //   strobe_attention_args_init(&args, sizeof args);
 //   ...                                                    // dtype, sizes, operands, softmax_scale, options
 //   strobe_attention_forward_workspace(&args, &args.workspace_bytes);
-//   args.workspace = aligned_alloc(64, args.workspace_bytes);
+//   args.workspace = aligned_alloc(64, args.workspace_bytes);  // C11's, or any memory aligned to 64 bytes
 //   if (strobe_attention_forward(&args) != STROBE_OK) puts(strobe_last_error());
 //
 // No function throws, ends the process or prints. A call that succeeds allocates nothing but, the first time, the

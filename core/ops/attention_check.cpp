@@ -37,11 +37,11 @@ void check_vector(const char* name, const char* argument, const Tensor& x, DType
 }
 
 // The length of the longest sequence, looked up where it is not given. On a GPU that waits for the stream, and sequence
-// starts are only looked at for it.
+// starts are only looked at for it. Never more than there are rows, for kernels count their blocks by it.
 int64_t longest_sequence(const char* name, const char* argument, const Tensor& starts, int64_t total, int64_t given) {
   STROBE_CHECK(given >= -1, name, ": longest sequence ", given, " given for ", argument,
                ", expected a length or -1 to look it up");
-  if (given >= 0 && starts.device().type != DeviceType::cpu) return given;
+  if (given >= 0 && starts.device().type != DeviceType::cpu) return std::min(given, total);
   const std::vector<int32_t> values = starts.to_vector<int32_t>();
   STROBE_CHECK(values.front() == 0, name, ": ", argument, " begins with ", values.front(), ", expected 0");
   STROBE_CHECK(values.back() <= total, name, ": ", argument, " ends with ", values.back(), ", expected at most ", total,
@@ -54,7 +54,7 @@ int64_t longest_sequence(const char* name, const char* argument, const Tensor& s
   }
   STROBE_CHECK(given == -1 || given >= longest, name, ": longest sequence ", given, " given for ", argument,
                ", expected at least ", longest);
-  return given == -1 ? longest : given;
+  return longest;
 }
 
 }  // namespace
@@ -71,6 +71,11 @@ AttentionOptions checked_attention(const char* name, const Tensor& query, const 
     STROBE_CHECK(options.alibi_slopes.size() == query.dim(-2), name, ": alibi_slopes ", options.alibi_slopes.shape(),
                  " given, expected one for each of the ", query.dim(-2), " heads");
   }
+  STROBE_CHECK(!options.alibi_slopes.defined() || !options.alibi_slopes.requires_grad(), name,
+               ": alibi_slopes that require a gradient given, expected constants");
+  STROBE_CHECK(is_packed(options) || (options.max_seq_len_q == -1 && options.max_seq_len_k == -1), name,
+               ": max_seq_len_q ", options.max_seq_len_q, " and max_seq_len_k ", options.max_seq_len_k,
+               " given without cu_seqlens, expected -1");
   AttentionOptions checked = options;
   if (is_packed(options)) {
     check_vector(name, "cu_seqlens_q", starts_q, DType::i32, query.device());

@@ -81,9 +81,10 @@ struct Scores {
     if (softcap != 0) {
       const C inner = std::min(magnitude / softcap, std::numeric_limits<C>::max());  // 0 * infinity would be NaN
 #pragma omp simd
-      for (int64_t c = 0; c < count; ++c) row[c] = tanh_(row[c] * inner);
-      for (int64_t c = 0; slopes != nullptr && c < count; ++c) slopes[c] = 1 - row[c] * row[c];
-      for (int64_t c = 0; c < count; ++c) row[c] *= softcap;
+      for (int64_t c = 0; c < count; ++c) row[c] *= inner;
+      if (slopes != nullptr) tanh_slopes(row, count, slopes);
+#pragma omp simd
+      for (int64_t c = 0; c < count; ++c) row[c] = softcap * tanh_(row[c]);
     } else if (slope != 0) {
       for (int64_t c = 0; c < count; ++c) row[c] *= magnitude;
     }
@@ -91,11 +92,20 @@ struct Scores {
     const int64_t distance = query + diagonal - key, step = query_step - key_step;
     for (int64_t c = 0; c < count; ++c) row[c] -= slope * static_cast<C>(std::abs(distance + c * step));
   }
+
+ private:
+  // The derivative of tanh, 1 - tanh^2 = 4 e / (1 + e)^2 with e = exp(-2 |x|): far from 0 the first form has no digits.
+  static void tanh_slopes(const C* row, int64_t count, C* slopes) {
+#pragma omp simd
+    for (int64_t c = 0; c < count; ++c) {
+      const C e = exp_(-2 * std::abs(row[c]));
+      slopes[c] = 4 * e / ((1 + e) * (1 + e));
+    }
+  }
 };
 
-// Applies dropout to what belongs to the pairs of `queries` and `keys`: that of (i, j) lies at data[i * query_stride +
-// j
-// * key_stride], with i and j counted from the begins. matrix: batch index * num_heads + head.
+// Applies dropout to what belongs to the pairs of `queries` and `keys`. Counted from their begins, pair (i, j) lies at
+// data[i * query_stride + j * key_stride]. matrix: batch index * num_heads + head.
 template <class T>
 void drop(const AttentionDropout& dropout, int64_t matrix, Interval queries, Interval keys, T* data,
           int64_t query_stride, int64_t key_stride) {

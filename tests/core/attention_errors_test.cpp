@@ -80,6 +80,12 @@ TEST_CASE("attention errors: slopes and sequence starts on another device" * doc
   CHECK(contains(refusal(packed, packed, packed, {.cu_seqlens_q = starts, .cu_seqlens_k = away}), "cu_seqlens_k on"));
 }
 
+TEST_CASE("attention errors: options that would be without effect") {
+  const Tensor x = zeros({2, 5, 4, 8});
+  CHECK(contains(refusal(x, x, x, {.alibi_slopes = ones({4}).set_requires_grad()}), "alibi_slopes that require"));
+  CHECK(contains(refusal(x, x, x, {.max_seq_len_q = 5}), "max_seq_len_q 5 and max_seq_len_k -1 given without"));
+}
+
 TEST_CASE("attention errors: packed sequences") {
   const Tensor x = zeros({10, 4, 8}), longer = zeros({12, 4, 8});
   const Tensor starts = cu_seqlens({4, 6});

@@ -182,6 +182,26 @@ TEST_CASE("attention, exact: softcap on tiny and on huge scores") {
   });
 }
 
+TEST_CASE("attention, exact: the derivative of a softcap keeps its digits where it is small") {
+  for (const AttentionPath& path : attention_paths) {
+    for (const double score : {1.0, 8.0, 9.5, 30.0}) {
+      CAPTURE(path.name);
+      CAPTURE(score);
+      const auto gradient = [&](DType dtype) {
+        const AttentionProblem problem(full({1, 1, 1, 1}, score, dtype), ones({1, 2, 1, 1}, dtype),
+                                       from_vector<double>({1, 3}, {1, 2, 1, 1}).to(dtype), ones({1, 1, 1, 1}, dtype));
+        return problem.run(path.function, {.softmax_scale = 1.0, .softcap = 1}).dkey.to_vector<double>();
+      };
+      const std::vector<double> exact = gradient(DType::f64), got = gradient(DType::f32);
+      for (size_t j = 0; j < 2; ++j) {
+        const double slope = 1 / std::pow(std::cosh(score), 2);
+        CHECK(exact[j] == doctest::Approx((j == 0 ? -0.5 : 0.5) * slope * score).epsilon(1e-13));
+        CHECK(got[j] == doctest::Approx(exact[j]).epsilon(1e-5));
+      }
+    }
+  }
+}
+
 TEST_CASE("attention, exact: ALiBi of known weights") {
   seed(6);
   for_each_path([](AttentionFunction attention, DType dtype) {

@@ -116,6 +116,8 @@ TEST_CASE("attention, packed: max_seq_len changes no bit") {
     options.max_seq_len_q = 1000;
     options.max_seq_len_k = 999;
     check_same_bits(problem.run(attention, options), looked_up);
+    options.max_seq_len_q = options.max_seq_len_k = std::numeric_limits<int64_t>::max();
+    check_same_bits(problem.run(attention, options), looked_up);
   });
 }
 

@@ -81,6 +81,17 @@ TEST_CASE_TEMPLATE("C attention: every option gives the bits of the C++ kernels"
   }
 }
 
+TEST_CASE("C attention: packed sequences may be said to be of any length") {
+  CAttentionCall<float> call(true), expected(true);
+  call.args.seq_len_q = int64_t{1} << 40;
+  call.args.seq_len_k = int64_t{1} << 40;
+  CHECK(call.forward() == STROBE_OK);
+  CHECK(call.backward() == STROBE_OK);
+  CHECK(expected.forward() == STROBE_OK);
+  CHECK(expected.backward() == STROBE_OK);
+  for (size_t i = 0; i < 4; ++i) CHECK(same_bits(call.results()[i], expected.results()[i]));
+}
+
 TEST_CASE("C attention: strides, negative and 0 ones included, and packed QKV") {
   CAttentionCall<float> plain;
   REQUIRE(plain.forward() == STROBE_OK);
