@@ -41,13 +41,20 @@ struct Sweep {
   bool ran(size_t index) const { return index < points.size(); }
 };
 
-// Bytes in all: by formula, and what the longest size so far took beyond its formula, grown in proportion to seq_len.
+std::string readable_seconds(double seconds) {
+  if (seconds < 999.5) return fmt::format("{:.3g} s", seconds);
+  if (seconds >= 1e15) return fmt::format("{:.1e} s", seconds);
+  const double unit = std::pow(10, std::floor(std::log10(seconds)) - 2);  // three digits count
+  return human_count(std::llround(std::round(seconds / unit) * unit)) + " s";
+}
+
+// Bytes in all: by formula, and what the longest size so far took beyond its formula.
 double predict(const Sweep& sweep, int64_t seq_len) {
   double bytes = sweep.series.formula(seq_len).total();
   if (sweep.points.empty()) return bytes;
   const Measurement& last = sweep.points.back();
   const double beyond = last.bytes.total() - sweep.series.formula(last.seq_len).total();
-  return bytes + std::max(beyond, 0.0) * static_cast<double>(seq_len) / static_cast<double>(last.seq_len);
+  return bytes + std::max(beyond, 0.0);
 }
 
 // At most: no pass grows faster than with the square of seq_len.
@@ -62,7 +69,7 @@ void print_row(const Series& series, const Measurement& m) {
   fmt::print("{:<26}{:>9}{:>12}{:>12}{:>12}{:>12}{:>10.3f}{:>12.1f}\n", series.label, human_count(m.seq_len),
              readable(m.bytes.inputs), readable(m.bytes.results), readable(m.kept), readable(m.bytes.extra),
              m.bytes.extra / formula, 1e3 * m.seconds);
-  std::fflush(stdout);
+  flush_output();
 }
 
 Sweep run(const Series& series, const MemoryOptions& o) {
@@ -75,8 +82,8 @@ Sweep run(const Series& series, const MemoryOptions& o) {
       sweep.stop = fmt::format("{} would need {}, more than --max-memory {}", human_count(seq_len), readable(needed),
                                readable(static_cast<double>(o.max_memory)));
     } else if (seconds > o.max_seconds) {
-      sweep.stop = fmt::format("{} would need {} and up to {:.3g} s, more than --max-seconds {}", human_count(seq_len),
-                               readable(needed), seconds, o.max_seconds);
+      sweep.stop = fmt::format("{} would need {} and up to {}, more than --max-seconds {}", human_count(seq_len),
+                               readable(needed), readable_seconds(seconds), o.max_seconds);
     } else {
       try {
         sweep.points.push_back(measure(series, seq_len));
@@ -114,6 +121,17 @@ std::string capitalized(std::string text) {
   return text;
 }
 
+// "grew 130-fold, from 2.0 MiB to 260.0 MiB"
+std::string describe_growth(double first, double last) {
+  const double growth = last / first;
+  if (std::abs(growth - 1) < 0.005) return "stayed at " + readable(last);
+  const std::string by = growth < 1.5
+                             ? fmt::format("{} by {:.0f} %", growth < 1 ? "shrank" : "grew", 100 * std::abs(growth - 1))
+                             : fmt::format("grew {}-fold", growth < 10 ? fmt::format("{:.1f}", growth)
+                                                                       : human_count(std::llround(growth)));
+  return fmt::format("{}, from {} to {}", by, readable(first), readable(last));
+}
+
 // "Tiled attention: from seq_len 512 to 16,384 extra memory grew 1.9-fold, from ... to ... (exponent 0.13)."
 void print_sentence(const Sweep& sweep) {
   const std::vector<Measurement>& points = sweep.points;
@@ -125,11 +143,9 @@ void print_sentence(const Sweep& sweep) {
                         human_count(points[0].seq_len));
   } else {
     const Measurement &first = points.front(), &last = points.back();
-    const double growth = last.bytes.extra / first.bytes.extra;
-    text += fmt::format("from seq_len {} to {} extra memory grew {}-fold, from {} to {} (exponent {:.2f})",
-                        human_count(first.seq_len), human_count(last.seq_len),
-                        growth < 10 ? fmt::format("{:.1f}", growth) : human_count(std::llround(growth)),
-                        readable(first.bytes.extra), readable(last.bytes.extra), fitted_exponent(points));
+    text += fmt::format("from seq_len {} to {} extra memory {} (exponent {:.2f})", human_count(first.seq_len),
+                        human_count(last.seq_len), describe_growth(first.bytes.extra, last.bytes.extra),
+                        fitted_exponent(points));
   }
   if (!sweep.stop.empty()) text += "; " + sweep.stop;
   fmt::print("{}.\n", text);
@@ -237,6 +253,7 @@ int main(int argc, char** argv) {
   try {
     const std::optional<MemoryOptions> options = parse_memory_options(argc, argv);
     if (options) run_all(*options);
+    flush_output();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "attention_memory: %s\n", error.what());
     return 1;

@@ -19,9 +19,7 @@
 
 namespace {
 
-using examples::choice;
-using examples::range;
-using examples::require;
+using namespace examples;
 
 using strobe::AttentionKernel;
 using strobe::DType;
@@ -60,7 +58,7 @@ void print_row(const char* direction, const char* kernel, const Settings& settin
               static_cast<long long>(settings.batch), static_cast<long long>(seq_len),
               static_cast<long long>(settings.num_heads), static_cast<long long>(settings.head_dim), settings.causal,
               1e3 * seconds, rate, rate / peer);
-  std::fflush(stdout);
+  flush_output();
 }
 
 // GFLOP/s of Eigen's and of our own product of two square f32 matrices.
@@ -115,8 +113,6 @@ void measure_attention(const char* kernel, Attention attention, const Settings& 
   print_row("backward", kernel, settings, seq_len, backward, 2.5 * flops, peer);
 }
 
-const std::map<std::string, DType> dtypes{
-    {"f32", DType::f32}, {"f64", DType::f64}, {"bf16", DType::bf16}, {"f16", DType::f16}};
 const std::map<std::string, AttentionKernel> kernels{{"auto", AttentionKernel::auto_select},
                                                      {"portable", AttentionKernel::portable},
                                                      {"mma", AttentionKernel::mma},
@@ -126,15 +122,23 @@ const std::map<std::string, AttentionKernel> kernels{{"auto", AttentionKernel::a
 void check(const Settings& settings) {
   require(!settings.seq_lens.empty(), "--seq-lens: an empty list given, expected lengths such as 512,1024,2048");
   const DType dtype = dtypes.at(settings.dtype);
+  const double memory = static_cast<double>(strobe::memory_limit());
   for (const int64_t seq_len : settings.seq_lens) {
+    const double rows =
+        static_cast<double>(settings.batch) * static_cast<double>(settings.num_heads) * static_cast<double>(seq_len);
     // query, key, value, dout, out and three gradients
-    const double tensors = 8.0 * static_cast<double>(settings.batch) * static_cast<double>(seq_len) *
-                           static_cast<double>(settings.num_heads) *
-                           static_cast<double>(settings.head_dim * static_cast<int64_t>(size_of(dtype)));
-    require(tensors <= static_cast<double>(strobe::memory_limit()),
+    const double tensors = 8.0 * rows * static_cast<double>(settings.head_dim) * static_cast<double>(size_of(dtype));
+    require(tensors <= memory,
             "--seq-lens: {} given, for which inputs and results take {:.1f} GiB, expected at most the {:.1f} GiB of "
             "this machine",
-            seq_len, tensors / 0x1p30, static_cast<double>(strobe::memory_limit()) / 0x1p30);
+            seq_len, tensors / 0x1p30, memory / 0x1p30);
+    if (seq_len > settings.standard_max) continue;
+    // P and dP as wide as sums; with 16-bit dtypes P is half as wide, and so is dS beside it
+    const double matrices = 2.0 * rows * static_cast<double>(seq_len) * (dtype == DType::f64 ? 8 : 4);
+    require(tensors + matrices <= memory,
+            "--standard-max: {} given, but standard attention of seq_len {} takes {:.1f} GiB, expected at most the "
+            "{:.1f} GiB of this machine",
+            settings.standard_max, seq_len, (tensors + matrices) / 0x1p30, memory / 0x1p30);
   }
   try {
     const Tensor one = strobe::zeros({1, 1, 1, settings.head_dim}, dtype);
@@ -153,9 +157,7 @@ std::optional<Settings> parse(int argc, char** argv) {
   const auto integer = [&](const char* name, auto& value, int64_t low, int64_t high, const char* help) {
     app.add_option(name, value, help)->check(range<int64_t>(low, high))->type_name("N");
   };
-  app.add_option("--seq-lens", settings.seq_lens, "Lengths to measure")
-      ->delimiter(',')
-      ->check(range<int64_t>(1, any_size))
+  add_list(app, "--seq-lens", settings.seq_lens, range<int64_t>(1, any_size), "Lengths to measure")
       ->type_name("N,N,...");
   integer("--batch", settings.batch, 1, any_size, "Sequences");
   integer("--num-heads", settings.num_heads, 1, any_size, "Heads");
@@ -203,6 +205,7 @@ void run(const Settings& settings) {
 int main(int argc, char** argv) {
   try {
     if (const std::optional<Settings> settings = parse(argc, argv)) run(*settings);
+    flush_output();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "attention_speed: %s\n", error.what());
     return 1;

@@ -16,7 +16,7 @@ namespace examples {
 namespace {
 
 constexpr double width = 860, height = 560;
-constexpr double left = 84, right = 32, bottom = 58, legend_top = 76, legend_row = 20;
+constexpr double left = 84, right = 52, bottom = 58, legend_top = 76, legend_row = 20;
 constexpr std::string_view dashes = "stroke-dasharray=\"5 4\"";
 constexpr std::array<std::string_view, 6> colours{"#4c78a8", "#e45756", "#59a14f", "#b07aa1", "#f28e2b", "#76b7b2"};
 
@@ -113,7 +113,7 @@ std::string memory_chart_svg(const std::string& title, const std::string& subtit
       }
     }
   }
-  seq_lens.finish(10);
+  seq_lens.finish(8);  // a label may be as wide as 1,073,741,824
   bytes.finish(10);
   const double top = legend_top + legend_row * static_cast<double>((curves.size() + 1) / 2 + 1);
   Chart chart(seq_lens, bytes, top);

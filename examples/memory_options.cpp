@@ -17,11 +17,6 @@
 namespace examples {
 namespace {
 
-const std::map<std::string, strobe::DType> dtypes{{"f32", strobe::DType::f32},
-                                                  {"f64", strobe::DType::f64},
-                                                  {"bf16", strobe::DType::bf16},
-                                                  {"f16", strobe::DType::f16}};
-
 uint64_t number_in(const char* file, uint64_t otherwise) {
   uint64_t value = 0;
   return std::ifstream(file) >> value ? value : otherwise;
@@ -111,15 +106,10 @@ std::optional<MemoryOptions> parse_memory_options(int argc, const char* const* a
   const auto integer = [&](const char* name, int64_t& value, int64_t low, int64_t high, const char* help) {
     app.add_option(name, value, help)->check(range<int64_t>(low, high))->type_name("N");
   };
-  app.add_option("--seq-lens", o.seq_lens, "lengths to measure, each series until memory or time is short")
-      ->delimiter(',')
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->check(range<int64_t>(1, any_size))
+  add_list(app, "--seq-lens", o.seq_lens, range<int64_t>(1, any_size),
+           "lengths to measure, each series until memory or time is short")
       ->type_name("N,N,...");
-  app.add_option("--series", o.series, "tiled, standard, blocks, recomputed")
-      ->delimiter(',')
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->check(choice(o.series))
+  add_list(app, "--series", o.series, choice(o.series), "tiled, standard, blocks, recomputed")
       ->type_name("NAME,NAME,...");
   integer("--batch", o.shape.batch, 1, any_size, "sequences");
   integer("--num-heads", o.shape.num_heads, 1, any_size, "attention heads");

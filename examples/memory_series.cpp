@@ -41,9 +41,9 @@ double standard_extra(const SweepShape& s, int64_t seq_len) {
   return wide(s.dtype) * rows * (2 * static_cast<double>(seq_len) + 1);
 }
 
-// The log-sum-exp of each row, and the scratch memory that the backward kernel states: three more numbers per row and
-// tiles of a fixed size for each thread; for 16-bit dtypes also dquery in f32.
-double tiled_extra(const SweepShape& s, int64_t seq_len) {
+// What the backward kernel states: three numbers per row and tiles of a fixed size for each thread; for 16-bit dtypes
+// also dquery in f32.
+double tiled_scratch(const SweepShape& s, int64_t seq_len) {
   const kernels::AttentionArgs forward{.query = {},
                                        .key = {},
                                        .value = {},
@@ -58,9 +58,13 @@ double tiled_extra(const SweepShape& s, int64_t seq_len) {
                                        .dtype = s.dtype,
                                        .softmax_scale = 1,
                                        .causal = s.causal};
-  const size_t workspace = kernels::flash_attention_backward_workspace(
-      {.forward = forward, .dout = {}, .dquery = {}, .dkey = {}, .dvalue = {}}, default_device());
-  return wide(s.dtype) * product({s.batch, s.num_heads, seq_len}) + static_cast<double>(workspace);
+  return static_cast<double>(kernels::flash_attention_backward_workspace(
+      {.forward = forward, .dout = {}, .dquery = {}, .dkey = {}, .dvalue = {}}, default_device()));
+}
+
+// The log-sum-exp of each row, and the scratch memory.
+double tiled_extra(const SweepShape& s, int64_t seq_len) {
+  return wide(s.dtype) * product({s.batch, s.num_heads, seq_len}) + tiled_scratch(s, seq_len);
 }
 
 Series attention_series(const char* name, const char* label, const char* explanation, AttentionFunction attention,
@@ -96,22 +100,31 @@ std::vector<Block> make_blocks(const SweepShape& s, int64_t seq_len) {
 }
 
 // A block keeps 16 vectors of embed_dim per token (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large
-// Transformer Models", without dropout); with recomputation only its output, and one block at a time the rest.
+// Transformer Models", without dropout), and in f32 (f64) the mean and scale of two norms and the log-sum-exp of each
+// head; with recomputation only its output, and one block at a time the rest. Backward of the MLP adds 4 vectors.
+// Backward of attention, when the MLP has given back 10, adds its scratch memory instead.
 PassBytes block_bytes(const SweepShape& s, int64_t seq_len, bool recompute) {
   const double vectors = product({s.batch, seq_len, s.embed_dim}) * width_of(s.dtype);
   const double weights = product({12 * s.embed_dim + 13, s.embed_dim, s.num_blocks}) * width_of(s.dtype);
   const double blocks = static_cast<double>(s.num_blocks);
-  return {.inputs = 3 * vectors + 2 * weights,
-          .results = vectors,
-          .extra = vectors * (recompute ? blocks + 20 : 16 * blocks + 4)};
+  SweepShape attention = s;
+  attention.num_heads = s.embed_dim / s.head_dim;
+  attention.causal = true;
+  const double statistics = product({s.batch, seq_len, 4 + attention.num_heads}) * wide(s.dtype);
+  const double in_mlp = vectors * (recompute ? blocks + 20 : 16 * blocks + 4) + statistics * (recompute ? 1 : blocks);
+  const double in_attention = in_mlp - 10 * vectors + tiled_scratch(attention, seq_len);
+  return {.inputs = 3 * vectors + 2 * weights, .results = vectors, .extra = std::max(in_mlp, in_attention)};
 }
 
 Series block_series(const char* name, const SweepShape& s, bool recompute) {
+  const char* const all =
+      "16 vectors of embed_dim per block and token, 4 more in backward, or 6 fewer and attention's scratch";
+  const char* const one =
+      "one vector of embed_dim per block and token, 20 for the block at hand, or 10 and attention's scratch";
   return {.name = name,
           .label = fmt::format("{} {}GPT block{}", s.num_blocks, recompute ? "recomputed " : "",
                                s.num_blocks == 1 ? "" : "s"),
-          .explanation = recompute ? "one vector of embed_dim per block and token, 20 for the block at hand"
-                                   : "16 vectors of embed_dim per block and token, 4 more in backward",
+          .explanation = recompute ? one : all,
           .formula = [s, recompute](int64_t seq_len) { return block_bytes(s, seq_len, recompute); },
           .prepare = [s, recompute](int64_t seq_len) -> Pass {
             const MemoryTag tag("inputs");

@@ -84,6 +84,12 @@ holds "attention is measured under its tag" run.csv \
 holds "the formulas" run.csv '$2 == 4096 { r = f["extra_bytes"] / f["formula_extra_bytes"]; if (r < 0.9 || r > 1.1) exit 1 }'
 holds "predictions: never below by more than 2 %, above by a quarter" run.csv '$2 > 512 {
   r = f["needed_bytes"] / (f["input_bytes"] + f["peak_bytes"]); if (r < 0.98 || r > 1.25) exit 1 }'
+check "tiled, short to long" "$attention_memory" --series tiled --seq-lens 1024,2048,4096,8192,16384 --head-dim 16 --csv long.csv
+holds "tiled is what its formula says, scratch included" long.csv '{ r = f["extra_bytes"] / f["formula_extra_bytes"]
+  if (r < 0.97 || r > 1.03) bad = 1; ++n } END { exit bad || n != 5 }'
+check "short blocks" "$attention_memory" --series blocks,recomputed --seq-lens 1,16,128 --csv short.csv
+holds "GPT blocks are what their formula says, however short" short.csv '{ r = f["extra_bytes"] / f["formula_extra_bytes"]
+  if (r < 0.95 || r > 1.05) bad = 1; ++n } END { exit bad || n != 6 }'
 tiled=$(exponent run.csv tiled) standard=$(exponent run.csv standard)
 blocks=$(exponent run.csv blocks) recomputed=$(exponent run.csv recomputed)
 echo "exponents: tiled $tiled, standard $standard, blocks $blocks, recomputed $recomputed"
@@ -124,15 +130,36 @@ holds "what was run stayed below, the rest is predicted" stop.csv '{ run = f["in
   if ((f["extra_bytes"] == "") != ($1 == "standard" && $2 > 512) || run > 8 * 1024 * 1024) exit 1
   if (f["extra_bytes"] == "" && f["needed_bytes"] <= 8 * 1024 * 1024) exit 1 }'
 check "sizes that were not run are rings" test "$(grep -c '<circle.*fill="white"' stop.svg)" -eq 3
+check "far from what was measured" "$attention_memory" --seq-lens 1,2,1048576 --max-memory 200MiB --threads 1 --csv far.csv --svg far.svg
+cp log table
+holds "what is fixed does not grow with seq_len" far.csv '$2 == 1048576 && ($1 == "blocks" || $1 == "recomputed") {
+  known = f["formula_extra_bytes"] + 4 * 64 * 4 * $2; r = f["needed_bytes"] / known
+  if (r < 0.98 || r > 1.02) bad = 1; ++n } END { exit bad || n != 2 }'
+check "and is said to stay" grep -qE '^Tiled attention: from seq_len 1 to 2 extra memory stayed at [0-9.]+ KiB \(exponent -?0\.00\)' table
+check "what falls is said to shrink" grep -qE '^Standard attention: .* extra memory shrank by [0-9]+ %, from' table
+check "no growth is 0.9-fold or 1.0-fold" test "$(grep -cE '[^0-9](0\.[0-9]|1\.0)-fold' table)" -eq 0
+# labels_fit SVG: half of each label below the x axis, at 7.3 pixels a character, ends within the picture's 860.
+labels_fit() {
+  sed -nE 's/^<text x="([0-9.]+)" y="522\.0" text-anchor="middle" *>([0-9,]+)<.*/\1 \2/p' "$1" |
+    awk '{ ++n; if ($1 + 7.3 * length($2) / 2 > 860) bad = 1 } END { exit bad || n < 2 }'
+}
+check "the last label is not cut" labels_fit far.svg
 check "too little time for all" "$attention_memory" "${small[@]}" --series standard --max-seconds 0.001
 cp log table
 check "the time is named" grep -qE '^Standard attention: .* would need .* s, more than --max-seconds 0\.001\.$' table
+
+check "a long time in digits" "$attention_memory" --series tiled --seq-lens 64,1048576 --head-dim 16 --max-memory 2GiB --threads 1
+cp log table
+check "with commas" grep -qE ' up to [0-9,]*[0-9],[0-9]{3} s, more than --max-seconds 60\.$' table
 
 # Bad input, refused before anything is measured.
 refuses "no length" '^attention_memory: --seq-lens: ' --seq-lens ''
 refuses "length 0" '--seq-lens: 0 given, expected an integer from 1' --seq-lens 0
 refuses "negative length" '--seq-lens: -5 given, expected an integer from 1' --seq-lens 64,-5
 refuses "not a length" '--seq-lens: long given, expected an integer' --seq-lens 64,long
+refuses "an empty length" '--seq-lens: an empty value given' --seq-lens 512,,1024
+refuses "an empty length at the end" '--seq-lens: an empty value given' --seq-lens 512,
+refuses "an empty series" '--series: an empty value given' --series tiled,,standard
 refuses "a length that overflows" '--seq-lens: 9223372036854775808 given, expected an integer' --seq-lens 9223372036854775808
 refuses "a length that cannot fit" '--seq-lens: 64 given, .* would need .* expected at most --max-memory 1\.0 KiB' --max-memory 1KiB
 refuses "sizes whose product overflows" '--seq-lens: 1000000000 given, .* elements, expected at most' --seq-lens 1000000000 \
@@ -159,10 +186,16 @@ else
   refuses "unwritable folder" '--csv: /proc/run.csv: ' --csv /proc/run.csv
 fi
 
+status=0
+"$attention_memory" --series tiled --seq-lens 64 --threads 1 >/dev/full 2>stderr || status=$?
+if ((status == 1)) && (($(wc -l <stderr) == 1)) && grep -q '^attention_memory: standard output: .*No space left' stderr; then pass; else
+  fail "full standard output: status $status, $(head -c 500 stderr)"
+fi
+
 # Whatever fails, an earlier file stays whole and nothing lies beside it.
 mkdir kept && cp run.csv kept/run.csv
 status=0
-(ulimit -f 1 && "$attention_memory" "${small[@]}" --series tiled,standard --batch 2 --csv kept/run.csv) >stdout 2>stderr || status=$?
+(ulimit -f 1 && "$attention_memory" "${small[@]}" --series tiled,standard --batch 2 --csv kept/run.csv) >/dev/null 2>stderr || status=$?
 if ((status == 1)) && (($(wc -l <stderr) == 1)) && grep -q 'kept/run.csv' stderr; then pass; else
   fail "full disk: status $status, $(head -c 500 stderr)"
 fi

@@ -41,12 +41,24 @@ refuses "length 0" '--seq-lens: 0 given, expected an integer from 1' --seq-lens 
 refuses "negative length" '--seq-lens: -5 given, expected an integer from 1' --seq-lens 64,-5
 refuses "a length that overflows" '--seq-lens: 9223372036854775808 given, expected an integer' --seq-lens 9223372036854775808
 refuses "a length that cannot fit" '--seq-lens: 1000000000 given, .*expected at most' --seq-lens 64,1000000000
+refuses "an empty length" '--seq-lens: an empty value given' --seq-lens 512,,1024
+refuses "standard's matrices" '--standard-max: 1000000 given, but standard attention of seq_len 1000000 takes .*expected at most' \
+  --seq-lens 64,1000000 --standard-max 1000000 --num-heads 8 --head-dim 1
 refuses "head_dim" '--head-dim: 257 given, expected an integer from 1 to 256' --head-dim 257
 refuses "threads" '--threads: 0 given, expected' --threads 0
 refuses "dtype" '--dtype: i32 given, expected f32' --dtype i32
 refuses "unknown kernel" '--kernel: fast given, expected auto or portable or mma or hopper' --kernel fast
 for kernel in mma hopper; do
   refuses "kernel $kernel of other devices" "--kernel $kernel: .*kernel $kernel given, but the CPU has only" --kernel $kernel
+done
+
+for options in --help '--seq-lens 64 --repeats 1'; do
+  status=0
+  # shellcheck disable=SC2086  # words
+  "$attention_speed" $options >/dev/full 2>stderr || status=$?
+  if ((status == 1)) && (($(wc -l <stderr) == 1)) && grep -q '^attention_speed: standard output: .*No space left' stderr; then pass; else
+    fail "full standard output, $options: status $status, $(head -c 500 stderr)"
+  fi
 done
 
 if grep -qa __asan_init "$attention_speed"; then
