@@ -1,32 +1,47 @@
 #include "strobe/core/context.h"
 
+#include <array>
+
+#include "strobe/kernels/device.h"
+
 namespace strobe {
 namespace {
 
+constexpr int max_gpus = 64;
+
 thread_local Device current_device = Device::cpu();
-thread_local Stream cuda_stream{Device::cuda(), nullptr};
+// Without a destructor, as tensors of static lifetime are freed after the thread's own variables.
+thread_local std::array<void*, max_gpus> gpu_streams{};
 thread_local RandomState current_random_state;
+
+void*& gpu_stream(Device device) {
+  STROBE_CHECK(device.index >= 0 && device.index < max_gpus, "stream: device ", device, " given, expected at most ",
+               max_gpus, " GPUs");
+  return gpu_streams[static_cast<size_t>(device.index)];
+}
 
 }  // namespace
 
 Device default_device() { return current_device; }
 
 DeviceGuard::DeviceGuard(Device device) : previous_(current_device) {
-  STROBE_CHECK(device.type == DeviceType::cpu || built_with_cuda, "DeviceGuard: device ", device,
-               " given, but this build has no CUDA backend");
+  require_device("DeviceGuard", device);
   current_device = device;
 }
 DeviceGuard::~DeviceGuard() { current_device = previous_; }
 
-Stream current_stream(Device device) {
-  if (device.type == DeviceType::cpu) return {device, nullptr};
-  return cuda_stream.device == device ? cuda_stream : Stream{device, nullptr};
+Stream current_stream(Device device) { return {device, device.type == DeviceType::cpu ? nullptr : gpu_stream(device)}; }
+
+StreamGuard::StreamGuard(Stream stream) : previous_(current_stream(stream.device)) {
+  require_device("StreamGuard", stream.device);
+  if (stream.device.type == DeviceType::cuda) gpu_stream(stream.device) = stream.handle;
+}
+StreamGuard::~StreamGuard() {
+  if (previous_.device.type == DeviceType::cuda) gpu_stream(previous_.device) = previous_.handle;
 }
 
-StreamGuard::StreamGuard(Stream stream) : previous_(cuda_stream) {
-  if (stream.device.type == DeviceType::cuda) cuda_stream = stream;
-}
-StreamGuard::~StreamGuard() { cuda_stream = previous_; }
+OwnStream::OwnStream(Device device) : stream_(create_stream(device)) {}
+OwnStream::~OwnStream() { destroy_stream(stream_); }
 
 RandomState random_state() { return current_random_state; }
 void set_random_state(RandomState state) { current_random_state = state; }

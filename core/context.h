@@ -20,10 +20,13 @@ class DeviceGuard {
   Device previous_;
 };
 
-// The stream on which this thread queues work for `device`.
+// The stream on which this thread queues work for `device`: on a GPU CUDA's default stream unless a StreamGuard says
+// otherwise.
 Stream current_stream(Device device);
 
-// Queues this thread's work for the stream's device on `stream` until the end of the scope.
+// Queues this thread's work for the stream's device on `stream` until the end of the scope. Streams know nothing of
+// each other: who needs results of one on another waits for them (synchronize in kernels/device.h, or item and
+// to_vector).
 class StreamGuard {
  public:
   explicit StreamGuard(Stream stream);
@@ -33,6 +36,20 @@ class StreamGuard {
 
  private:
   Stream previous_;
+};
+
+// A stream of its own: on a GPU its work may overlap that of all others. Waits for its work in the end.
+class OwnStream {
+ public:
+  explicit OwnStream(Device device);
+  ~OwnStream();
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
+
+  const Stream& get() const { return stream_; }
+
+ private:
+  Stream stream_;
 };
 
 // Random numbers are counter-based (Philox; Salmon et al. 2011): each random operation takes the current offset, which

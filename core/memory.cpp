@@ -1,7 +1,5 @@
 #include "strobe/core/memory.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
 #include <map>
@@ -42,24 +40,30 @@ std::string readable(size_t bytes) {
   return out.str();
 }
 
-size_t physical_memory() {
-  return static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
-}
+// Memory kept for reuse. Work queued on `stream` may still use it, so it is reused in that stream's order; `event`
+// marks work on another stream that has to be waited for.
+struct Block {
+  void* data;
+  void* event;
+};
 
 struct Pool {
   explicit Pool(Device pool_device) : device(pool_device) {}
 
   Device device;
-  std::map<size_t, std::vector<void*>> cached;  // by size class
+  std::map<std::pair<void*, size_t>, std::vector<Block>> cached;  // by stream and size class
   size_t cached_bytes = 0;
   size_t live_class_bytes = 0;
-  size_t limit = physical_memory();
+  size_t limit = device_memory(device).total;
   MemoryStats total;
   std::vector<MemoryStats> by_tag;
 
   void release_cached() {
-    for (auto& [size, blocks] : cached) {
-      for (void* block : blocks) raw_free(block, device);
+    for (auto& [place, blocks] : cached) {
+      for (const Block& block : blocks) {
+        destroy_event(block.event, device);
+        raw_free(block.data, device);
+      }
     }
     cached.clear();
     cached_bytes = 0;
@@ -90,7 +94,8 @@ struct Allocator {
     out << "allocate: " << readable(bytes) << " (" << bytes << " bytes) asked for tag '"
         << tag_names[static_cast<size_t>(tag)] << "' on " << pool.device << ", but ";
     if (refused) {
-      out << "the device has no more";
+      out << "the device has no more (" << readable(device_memory(pool.device).available) << " of "
+          << readable(device_memory(pool.device).total) << " is available)";
     } else {
       out << "the limit is " << readable(pool.limit);
     }
@@ -106,24 +111,27 @@ struct Allocator {
     throw OutOfMemory(out.str());
   }
 
-  void* allocate(size_t bytes, Device device, int tag) {
+  void* allocate(size_t bytes, const Stream& stream, int tag) {
     const std::lock_guard lock(mutex);
-    Pool& from = pool(device);
+    Pool& from = pool(stream.device);
     const size_t size = size_class(bytes);
     if (size > from.limit || from.live_class_bytes > from.limit - size) out_of_memory(from, bytes, tag, false);
-    void* block = nullptr;
-    if (const auto found = from.cached.find(size); found != from.cached.end() && !found->second.empty()) {
-      block = found->second.back();
+    void* data = nullptr;
+    if (const auto found = from.cached.find({stream.handle, size});
+        found != from.cached.end() && !found->second.empty()) {
+      const Block block = found->second.back();
+      wait_event(block.event, stream);
       found->second.pop_back();
       from.cached_bytes -= size;
+      data = block.data;
     } else {
       if (from.live_class_bytes + from.cached_bytes > from.limit - size) from.release_cached();
-      block = raw_malloc(size, device);
-      if (block == nullptr) {
+      data = raw_malloc(size, stream.device);
+      if (data == nullptr) {
         from.release_cached();
-        block = raw_malloc(size, device);
+        data = raw_malloc(size, stream.device);
       }
-      if (block == nullptr) out_of_memory(from, bytes, tag, true);
+      if (data == nullptr) out_of_memory(from, bytes, tag, true);
     }
     from.live_class_bytes += size;
     if (from.by_tag.size() < tag_names.size()) from.by_tag.resize(tag_names.size());
@@ -131,18 +139,21 @@ struct Allocator {
       stats->current += bytes;
       stats->peak = std::max(stats->peak, stats->current);
     }
-    return block;
+    return data;
   }
 
-  void free(void* block, size_t bytes, Device device, int tag) {
+  // `stream` is the one the memory was allocated on.
+  void free(void* data, size_t bytes, const Stream& stream, int tag) {
+    const Stream last_user = current_stream(stream.device);
+    void* const event = last_user.handle == stream.handle ? nullptr : record_event(last_user);
     const std::lock_guard lock(mutex);
-    Pool& to = pool(device);
+    Pool& to = pool(stream.device);
     const size_t size = size_class(bytes);
     to.live_class_bytes -= size;
     to.total.current -= bytes;
     to.by_tag[static_cast<size_t>(tag)].current -= bytes;
-    if (!reuse_blocks) return raw_free(block, device);
-    to.cached[size].push_back(block);
+    if (!reuse_blocks) return raw_free(data, stream.device);
+    to.cached[{stream.handle, size}].push_back({data, event});
     to.cached_bytes += size;
   }
 };
@@ -225,14 +236,16 @@ size_t memory_limit(Device device) {
   return with_pool(device, [](Allocator&, Pool& pool) { return pool.limit; });
 }
 
-Storage::Storage(size_t bytes, Device device)
-    : data_(bytes == 0 ? nullptr : allocator().allocate(bytes, device, current_tag)),
-      bytes_(bytes),
-      device_(device),
-      tag_(current_tag) {}
+Storage::Storage(size_t bytes, Device device) : bytes_(bytes), stream_(current_stream(device)), tag_(current_tag) {
+  if (bytes > 0) {
+    data_ = allocator().allocate(bytes, stream_, tag_);
+  } else {
+    require_device("allocate", device);
+  }
+}
 
 Storage::~Storage() {
-  if (data_ != nullptr) allocator().free(data_, bytes_, device_, tag_);
+  if (data_ != nullptr) allocator().free(data_, bytes_, stream_, tag_);
 }
 
 }  // namespace strobe

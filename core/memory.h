@@ -1,4 +1,8 @@
 // Memory of tensors: a caching allocator that counts live bytes by tag, keeps their peaks and enforces a limit.
+//
+// On a GPU it works in the order of streams, and the host never waits: memory that is freed while queued work still
+// uses it is given to later work on the stream it was allocated on, which runs after. What the thread's current stream
+// did with it until it was freed is waited for, too. A tensor that yet another stream uses has to outlive that use.
 #pragma once
 
 #include <memory>
@@ -51,11 +55,11 @@ size_t memory_reserved(Device device = default_device());
 // Gives all that is kept for reuse back to the device.
 void release_cached_memory(Device device = default_device());
 
-// The most bytes to hold from the device; by default the machine's physical memory.
+// The most bytes to hold from the device; by default all that the machine or the GPU has.
 void set_memory_limit(size_t bytes, Device device = default_device());
 size_t memory_limit(Device device = default_device());
 
-// Owns a run of bytes on a device.
+// Owns a run of bytes on a device, for the current stream of this thread.
 class Storage {
  public:
   Storage(size_t bytes, Device device);
@@ -65,12 +69,12 @@ class Storage {
 
   void* data() const { return data_; }
   size_t bytes() const { return bytes_; }
-  Device device() const { return device_; }
+  Device device() const { return stream_.device; }
 
  private:
-  void* data_;
+  void* data_ = nullptr;
   size_t bytes_;
-  Device device_;
+  Stream stream_;
   int tag_;
 };
 

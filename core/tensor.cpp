@@ -79,8 +79,9 @@ Tensor Tensor::to(Device target) const {
   const Tensor source = contiguous(*this);
   const Tensor result = empty(shape(), dtype(), target);
   const size_t bytes = static_cast<size_t>(size()) * size_of(dtype());
-  raw_copy(result.data(), target, source.data(), device(), bytes, stream());
-  synchronize(stream());
+  const bool from_host = device().type == DeviceType::cpu;
+  raw_copy(result.data(), target, source.data(), device(), bytes, from_host ? result.stream() : stream());
+  if (!from_host) synchronize(stream());  // work on the other GPU may follow at once
   return result;
 }
 
@@ -194,7 +195,6 @@ Tensor from_vector(const std::vector<T>& values, const Shape& shape, Device devi
                " values given, expected ", shape.numel(), " for shape ", shape);
   const Tensor result = empty(shape, dtype_of<T>(), device);
   raw_copy(result.data(), device, values.data(), Device::cpu(), values.size() * sizeof(T), result.stream());
-  synchronize(result.stream());
   return result;
 }
 template Tensor from_vector(const std::vector<float>&, const Shape&, Device);

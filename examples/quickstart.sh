@@ -39,16 +39,20 @@ else
 fi
 install_missing "${packages[@]}"
 
+cuda=(-DSTROBE_CUDA=OFF)  # nvcc takes minutes, and without a GPU nothing would come of it
 if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
-  echo "There is an NVIDIA GPU here, but strobe has no CUDA backend yet: this run uses the processor."
-  if ! nvcc --version 2>/dev/null | grep -qE 'release (12\.([4-9]|[1-9][0-9])|1[3-9]\.)'; then
-    echo "For the CUDA backend to come, install the CUDA Toolkit 12.4 or newer, so that nvcc is found."
+  if PATH="$PATH:/usr/local/cuda/bin" nvcc --version 2>/dev/null |
+    grep -qE 'release (12\.([4-9]|[1-9][0-9])|1[3-9]\.)'; then
+    cuda=(-DSTROBE_CUDA=AUTO -DCMAKE_CUDA_ARCHITECTURES=native)
+  else
+    echo "There is an NVIDIA GPU here, but no nvcc that strobe can use: this run uses the processor. To train on the GPU"
+    echo "install the CUDA Toolkit, 12.4 or newer, delete build/cpu and start again."
   fi
 fi
 
 build="$root/build/cpu"
 if [[ ! -f "$build/build.ninja" ]]; then
-  (cd "$root" && cmake --preset cpu -DSTROBE_BUILD_TESTS=OFF)  # tests/run.sh turns them on
+  (cd "$root" && cmake --preset cpu -DSTROBE_BUILD_TESTS=OFF "${cuda[@]}")  # tests/run.sh builds all
 fi
 cmake --build "$build" --target train_gpt
 

@@ -46,6 +46,11 @@ GPTConfig model_config(const TrainOptions& o, int64_t vocab_size) {
           .recompute = o.recompute};
 }
 
+Device device_of(const TrainOptions& o) {
+  const bool cuda = o.device == "cuda" || (o.device == "auto" && cuda_available());
+  return cuda ? Device::cuda() : Device::cpu();
+}
+
 // Mean loss over windows spread evenly over the held-out tokens: the same ones every time.
 double evaluate(GPT& model, const std::vector<int32_t>& tokens, const TrainOptions& o) {
   NoGrad no_grad;
@@ -253,11 +258,14 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
 void run(const TrainOptions& o) {
   const Clock::time_point start = Clock::now();
   if (o.threads > 0) set_num_threads(static_cast<int>(o.threads));
+  const Device device = device_of(o);
+  const DeviceGuard guard(device);
   seed(static_cast<uint64_t>(o.seed));
   const Corpus corpus = load_corpus(o);
   const std::vector<int64_t> prompt = prompt_tokens(corpus, o);
   check_memory(o, corpus.vocab_size);
   GPT model(model_config(o, corpus.vocab_size));
+  if (o.dtype == "bf16") to(model, DType::bf16);
   make_folder(o.out);
   const Outputs outputs(o.out);
   MetricsFile metrics(outputs.metrics);
@@ -269,8 +277,9 @@ void run(const TrainOptions& o) {
              human_count(static_cast<int64_t>(corpus.training.size())),
              human_count(static_cast<int64_t>(corpus.validation.size())), human_count(corpus.vocab_size));
   fmt::print("model  {}, {} attention: {} parameters\n", shape, o.attention, human_count(num_parameters(model)));
-  fmt::print("run    {} steps of {} x {} tokens, {}, {} threads\n", human_count(o.steps), o.batch * o.grad_accumulation,
-             o.context, o.optimizer, num_threads());
+  const std::string where = device.type == DeviceType::cpu ? fmt::format("{} threads", num_threads()) : "one GPU";
+  fmt::print("run    {} steps of {} x {} tokens, {}, {}, {}\n", human_count(o.steps), o.batch * o.grad_accumulation,
+             o.context, o.optimizer, o.dtype, where);
 
   const std::vector<Tensor> weights = parameters(model);
   const History history =

@@ -80,6 +80,8 @@ void declare(CLI::App& app, TrainOptions& o) {
   integer("--batch", o.batch, 1, any_size, "sequences per forward pass");
   integer("--grad-accumulation", o.grad_accumulation, 1, any_size, "forward passes per step");
   integer("--seed", o.seed, 0, std::numeric_limits<int64_t>::max(), "decides weights, data order, dropout and sample");
+  one_of("--device", o.device, {"auto", "cpu", "cuda"}, "where to train; auto: on the GPU if there is one");
+  one_of("--dtype", o.dtype, {"f32", "bf16"}, "of weights and activations; the optimizer keeps f32");
   integer("--threads", o.threads, 0, 4096, "0: all processors");
   integer("--eval-interval", o.eval_interval, 1, any_size, "steps between evaluations on the held-out part");
   integer("--eval-batches", o.eval_batches, 1, any_size,
@@ -188,6 +190,8 @@ nlohmann::ordered_json to_json(const TrainOptions& o) {
           {"batch", o.batch},
           {"grad_accumulation", o.grad_accumulation},
           {"seed", o.seed},
+          {"device", o.device},
+          {"dtype", o.dtype},
           {"threads", o.threads},
           {"eval_interval", o.eval_interval},
           {"eval_batches", o.eval_batches}};

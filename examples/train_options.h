@@ -48,7 +48,9 @@ struct TrainOptions {
   int64_t batch = 8;
   int64_t grad_accumulation = 1;
   int64_t seed = 1;
-  int64_t threads = 0;  // 0: all
+  std::string device = "auto";  // cuda where there is a GPU that this build can use, else cpu
+  std::string dtype = "f32";    // of weights and activations; the optimizer keeps f32
+  int64_t threads = 0;          // 0: all
   int64_t eval_interval = 250;
   int64_t eval_batches = 50;
   std::string out;  // runs/<name of the data> when empty

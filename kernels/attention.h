@@ -154,12 +154,25 @@ struct AttentionCombineGradArgs {
 // Throws, naming the option, unless the options are what this file says, on whatever device.
 void require_attention_options(const char* operation, const AttentionArgs& args);
 
-// Throws, naming the option, unless tiled attention can compute this case on `device`.
+namespace cpu {
 void require_attention_support(const char* operation, const AttentionArgs& args, Device device);
+}
+namespace cuda {
+void require_attention_support(const char* operation, const AttentionArgs& args, Device device);
+}
+// Throws, naming the option, unless tiled attention can compute this case on `device`.
+inline void require_attention_support(const char* operation, const AttentionArgs& args, Device device) {
+  if (device.type == DeviceType::cpu) return cpu::require_attention_support(operation, args, device);
+  if constexpr (built_with_cuda) {
+    cuda::require_attention_support(operation, args, device);
+  } else {
+    fail(operation, ": device ", device, " given, but this build has no CUDA backend");
+  }
+}
 
-// Bytes of scratch memory a call needs on `device` with the current num_threads().
-size_t flash_attention_forward_workspace(const AttentionArgs& args, Device device);
-size_t flash_attention_backward_workspace(const AttentionGradArgs& args, Device device);
+// With the current num_threads() on the CPU.
+STROBE_WORKSPACE(flash_attention_forward_workspace, AttentionArgs)
+STROBE_WORKSPACE(flash_attention_backward_workspace, AttentionGradArgs)
 
 STROBE_KERNEL(flash_attention_forward, AttentionArgs)
 STROBE_KERNEL(flash_attention_backward, AttentionGradArgs)

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "strobe/kernels/attention.h"
+#include "strobe/kernels/device.h"
 #include "strobe/kernels/overlap.h"
 
 namespace strobe::kernels {
@@ -87,6 +88,16 @@ Device checked_device(const char* operation, const strobe_attention_args& given)
   STROBE_CHECK(device.type == DeviceType::cuda || device.index == 0, operation, ": device_index ", device.index,
                " given, expected 0 for the CPU");
   return device;
+}
+
+void require_usable(const char* operation, Device device, strobe_status& meaning) {
+  meaning = STROBE_UNSUPPORTED;
+  try {
+    require_device("device", device);
+  } catch (const Error& error) {
+    fail(operation, ": device ", device, " given, but ", error.what());
+  }
+  meaning = STROBE_INVALID_ARGUMENT;
 }
 
 // Throws unless the product is at most most_elements. 0 counts as 1: kernels also multiply the rest of an empty shape.
@@ -180,7 +191,8 @@ enum class Access { read, write };
 // The memory of one call: checks each operand as it is added, and that what is written overlaps nothing.
 class Operands {
  public:
-  Operands(const char* operation, const AttentionArgs& args) : operation_(operation), args_(args) {
+  Operands(const char* operation, const AttentionArgs& args, Device device)
+      : operation_(operation), args_(args), device_(device) {
     array("alibi_slopes", args.alibi_slopes, args.num_heads, sizeof(float), Access::read, true);
     array("cu_seqlens_q", args.cu_seqlens_q, args.batch + 1, sizeof(int32_t), Access::read, true);
     array("cu_seqlens_k", args.cu_seqlens_k, args.batch + 1, sizeof(int32_t), Access::read, true);
@@ -234,6 +246,8 @@ class Operands {
     STROBE_CHECK(pointer != nullptr, operation_, ": ", field, " null given, expected a pointer");
     STROBE_CHECK(is_aligned(pointer, alignment), operation_, ": ", field,
                  " misaligned pointer given, expected a multiple of ", alignment);
+    STROBE_CHECK(is_accessible(pointer, device_), operation_, ": ", field, " pointer given that ", device_,
+                 " cannot read, expected its own memory");
     const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
     STROBE_CHECK(below <= address && above <= UINTPTR_MAX - address, operation_, ": ", field,
                  " sizes and strides that leave the address space given, expected an operand within it");
@@ -283,6 +297,7 @@ class Operands {
 
   const char* operation_;
   const AttentionArgs& args_;
+  Device device_;
   std::array<Entry, 14> entries_;
   size_t count_ = 0;
 };
@@ -334,6 +349,7 @@ strobe_status write_workspace_bytes(const char* operation, const strobe_attentio
     const strobe_attention_args copy = copy_of(operation, given);
     STROBE_CHECK(bytes != nullptr, operation, ": bytes null given, expected a pointer");
     const Device device = checked_device(operation, copy);
+    require_usable(operation, device, meaning);
     const AttentionArgs args = checked_case(operation, copy, device);
     meaning = STROBE_UNSUPPORTED;
     require_attention_support(operation, args, device);
@@ -380,8 +396,9 @@ strobe_status strobe_attention_forward(const strobe_attention_args* args) {
     constexpr const char* operation = "strobe_attention_forward";
     const strobe_attention_args given = copy_of(operation, args);
     const Device device = checked_device(operation, given);
+    require_usable(operation, device, meaning);
     AttentionArgs call = checked_case(operation, given, device);
-    Operands operands(operation, call);
+    Operands operands(operation, call, device);
     add_forward_operands(given, Access::write, operands, call);
     meaning = STROBE_UNSUPPORTED;
     require_attention_support(operation, call, device);
@@ -396,8 +413,9 @@ strobe_status strobe_attention_backward(const strobe_attention_args* args) {
     constexpr const char* operation = "strobe_attention_backward";
     const strobe_attention_args given = copy_of(operation, args);
     const Device device = checked_device(operation, given);
+    require_usable(operation, device, meaning);
     AttentionGradArgs call = without_gradients(checked_case(operation, given, device));
-    Operands operands(operation, call.forward);
+    Operands operands(operation, call.forward, device);
     add_forward_operands(given, Access::read, operands, call.forward);
     add_backward_operands(given, operands, call);
     meaning = STROBE_UNSUPPORTED;

@@ -36,12 +36,18 @@ struct EmbeddingGradArgs {
   int64_t dim;
   DType dtype;
   DType index_dtype;
-  void* workspace;  // embedding_backward_workspace(rows, vocab) bytes, aligned to 8
+  void* workspace;  // embedding_backward_workspace(rows, vocab, device) bytes, aligned to 8
 };
 
+// A GPU sorts rows in blocks of this many, and by one digit of the index of this many values at a time.
+inline constexpr int64_t embedding_sort_block = 1024;
+inline constexpr int64_t embedding_sort_digits = 256;
+
 // Room to list the rows by their index.
-inline size_t embedding_backward_workspace(int64_t rows, int64_t vocab) {
-  return static_cast<size_t>(rows + vocab + 1) * sizeof(int64_t);
+inline size_t embedding_backward_workspace(int64_t rows, int64_t vocab, Device device) {
+  const int64_t blocks = (rows + embedding_sort_block - 1) / embedding_sort_block;
+  const int64_t count = device.type == DeviceType::cpu ? rows + vocab + 1 : 2 * rows + embedding_sort_digits * blocks;
+  return static_cast<size_t>(count) * sizeof(int64_t);
 }
 
 STROBE_KERNEL(find_invalid_index, FindInvalidIndexArgs)

@@ -55,6 +55,23 @@ template <class... Parts>
     }                                                                          \
   }
 
+// Declares for every backend, and the function that picks one: bytes of scratch memory a kernel needs on `device`.
+#define STROBE_WORKSPACE(name, Args)                                    \
+  namespace cpu {                                                       \
+  size_t name(const Args& args, Device device);                         \
+  }                                                                     \
+  namespace cuda {                                                      \
+  size_t name(const Args& args, Device device);                         \
+  }                                                                     \
+  inline size_t name(const Args& args, Device device) {                 \
+    if (device.type == DeviceType::cpu) return cpu::name(args, device); \
+    if constexpr (built_with_cuda) {                                    \
+      return cuda::name(args, device);                                  \
+    } else {                                                            \
+      fail(#name ": this build has no CUDA backend");                   \
+    }                                                                   \
+  }
+
 // Calls f.template operator()<T>() with the C++ type of a floating-point dtype.
 template <class F>
 decltype(auto) dispatch_floating(DType dtype, const char* operation, F&& f) {

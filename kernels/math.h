@@ -47,7 +47,13 @@ template <class T>
 template <class T>
 [[gnu::always_inline]] STROBE_HD inline T exp2_(T x) {
 #ifdef __CUDA_ARCH__
-  return ::exp2(x);
+  if constexpr (std::is_same_v<T, float>) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+  } else {
+    return ::exp2(x);
+  }
 #else
   constexpr bool is_float = std::is_same_v<T, float>;
   using Bits = std::conditional_t<is_float, uint32_t, uint64_t>;
@@ -154,6 +160,9 @@ template <class T>
 // 1 / (1 + e^-x).
 template <class T>
 [[gnu::always_inline]] STROBE_HD inline T sigmoid_(T x) {
+#ifdef __CUDA_ARCH__
+  if constexpr (std::is_same_v<T, float>) return __fdividef(1.0f, 1.0f + exp_(-x));  // within 2 units in the last place
+#endif
   return T(1) / (T(1) + exp_(-x));
 }
 

@@ -1,9 +1,22 @@
 // Batched matrix product on raw strided memory.
 #pragma once
 
+#include <atomic>
 #include <limits>
 
 #include "strobe/kernels/kernel.h"
+
+namespace strobe {
+
+namespace detail {
+inline std::atomic<bool> allow_tf32{false};
+}
+// Whether products of f32 on a GPU may round their factors to TF32, which has 10 bits of mantissa: several times faster
+// on tensor cores. For the whole process, from the next product on.
+inline bool allow_tf32() { return detail::allow_tf32; }
+inline void set_allow_tf32(bool allow) { detail::allow_tf32 = allow; }
+
+}  // namespace strobe
 
 namespace strobe::kernels {
 
@@ -23,7 +36,8 @@ struct MatmulBatch {
 // Strides are in elements. No two elements of out share memory, and out overlaps neither a, b nor bias.
 // Element (i, p) of a takes part only where i + band_lower <= p <= i + band_upper; callers keep zeros outside that
 // band. Row p of b never influences row i of out from there, NaN and infinity included. f64 is computed in f64,
-// everything else in f32; each element of out is one sum in an order that depends on k and the band alone.
+// everything else in f32; each element of out is one sum, in an order that on the CPU depends on k and the band alone,
+// on a GPU on all sizes, the strides and the alignment.
 struct MatmulArgs {
   static constexpr int max_batch_dims = 6;
   void* out;
@@ -48,8 +62,9 @@ struct MatmulArgs {
   size_t workspace_bytes = 0;
 };
 
-// Bytes of scratch memory a call needs on `device` with the current num_threads(); may be 0.
-size_t matmul_workspace(const MatmulArgs& args, Device device);
+// May be 0. On the CPU it depends on num_threads(); on a GPU on the alignment of out, a, b and bias and on
+// allow_tf32().
+STROBE_WORKSPACE(matmul_workspace, MatmulArgs)
 
 STROBE_KERNEL(matmul, MatmulArgs)
 

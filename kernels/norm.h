@@ -35,7 +35,12 @@ struct NormGradArgs {
   int64_t rows;
   int64_t cols;
   DType dtype;
+  void* workspace = nullptr;  // norm_backward_workspace(args, device) bytes, aligned to 64
+  size_t workspace_bytes = 0;
 };
+
+// May be 0. Of both kinds of norm.
+STROBE_WORKSPACE(norm_backward_workspace, NormGradArgs)
 
 STROBE_KERNEL(layer_norm_forward, NormArgs)
 STROBE_KERNEL(layer_norm_backward, NormGradArgs)

@@ -18,7 +18,11 @@ STROBE_HD inline PhiloxCounter philox4x32(PhiloxCounter counter, uint64_t key) {
   uint32_t key_low = static_cast<uint32_t>(key);
   uint32_t key_high = static_cast<uint32_t>(key >> 32);
   auto [a, b, c, d] = counter;
+#ifdef __CUDACC__
+#pragma unroll
+#else
 #pragma GCC unroll 10
+#endif
   for (int round = 0; round < rounds; ++round) {
     const uint64_t product_a = uint64_t{0xd2511f53u} * a;
     const uint64_t product_c = uint64_t{0xcd9e8d57u} * c;

@@ -1,6 +1,8 @@
 // Reductions of a contiguous (outer, count, inner) array over its middle axis.
 #pragma once
 
+#include <algorithm>
+
 #include "strobe/kernels/kernel.h"
 
 namespace strobe::kernels {
@@ -13,8 +15,25 @@ struct ReduceArgs {
   int64_t count;
   int64_t inner;
   DType dtype;
-  double divisor = 1;  // read by sum only
+  double divisor = 1;         // read by sum only
+  void* workspace = nullptr;  // reduce_workspace(args, device) bytes, aligned to 8
 };
+
+// How many parts of the middle axis a GPU reduces at the same time: enough to fill it, and a function of the shape
+// alone, so that the bits are the same on every GPU.
+inline int64_t reduce_parts(const ReduceArgs& args) {
+  constexpr int64_t columns = 128;  // that a block takes
+  constexpr int64_t blocks_wanted = 1024;
+  const int64_t blocks = std::max<int64_t>(args.outer * ((args.inner + columns - 1) / columns), 1);
+  const int64_t shortest = args.inner == 1 ? 8192 : 64;
+  return std::max<int64_t>(std::min(blocks_wanted / blocks, args.count / shortest), 1);
+}
+
+// Bytes of scratch memory that sum and max need on `device`.
+inline size_t reduce_workspace(const ReduceArgs& args, Device device) {
+  const int64_t parts = device.type == DeviceType::cpu ? 1 : reduce_parts(args);
+  return parts == 1 ? 0 : static_cast<size_t>(parts * args.outer * args.inner) * sizeof(double);
+}
 
 // dx = dout where x is the maximum, shared evenly among equal maxima; 0 elsewhere.
 struct MaxGradArgs {

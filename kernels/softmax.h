@@ -36,6 +36,8 @@ struct CrossEntropyArgs {
   DType dtype;
   DType index_dtype;  // i32 or i64
   int64_t ignore_index;
+  void* workspace = nullptr;  // cross_entropy_forward_workspace(args, device) bytes, aligned to 64
+  size_t workspace_bytes = 0;
 };
 
 // dlogits[r, j] = dloss / counted * (exp(logits[r, j] - lse_r) - (j == targets[r])), 0 in rows that do not count.
@@ -56,6 +58,9 @@ STROBE_KERNEL(softmax_forward, SoftmaxArgs)
 STROBE_KERNEL(softmax_backward, SoftmaxGradArgs)
 STROBE_KERNEL(log_softmax_forward, SoftmaxArgs)
 STROBE_KERNEL(log_softmax_backward, SoftmaxGradArgs)
+// May be 0.
+STROBE_WORKSPACE(cross_entropy_forward_workspace, CrossEntropyArgs)
+
 STROBE_KERNEL(cross_entropy_forward, CrossEntropyArgs)
 STROBE_KERNEL(cross_entropy_backward, CrossEntropyGradArgs)
 

@@ -31,23 +31,31 @@ struct Stream {
   void* handle = nullptr;
 };
 
-// Storage for bfloat16: the upper half of a float, rounded to nearest even. Arithmetic happens in float.
+// Storage for bfloat16: the upper half of a float, rounded to nearest even. Arithmetic happens in float. GPUs convert
+// in one instruction.
 struct bfloat16 {
-  uint16_t bits = 0;
+  uint16_t bits;
   bfloat16() = default;
   STROBE_HD explicit bfloat16(float value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+#else
     const uint32_t u = std::bit_cast<uint32_t>(value);
     const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     bits = static_cast<uint16_t>(value != value ? (u >> 16) | 0x40u : rounded);
+#endif
   }
   STROBE_HD explicit operator float() const { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 };
 
 // Storage for IEEE half precision, rounded to nearest even. Arithmetic happens in float.
 struct float16 {
-  uint16_t bits = 0;
+  uint16_t bits;
   float16() = default;
   STROBE_HD explicit float16(float value) {
+#ifdef __CUDA_ARCH__
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+#else
     const uint32_t u = std::bit_cast<uint32_t>(value);
     const uint32_t sign = (u >> 16) & 0x8000u;
     const uint32_t magnitude = u & 0x7fffffffu;
@@ -62,8 +70,14 @@ struct float16 {
       half = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
     }
     bits = static_cast<uint16_t>(sign | half);
+#endif
   }
   STROBE_HD explicit operator float() const {
+#ifdef __CUDA_ARCH__
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+#else
     const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
     const uint32_t exponent = (bits >> 10) & 0x1fu;
     const uint32_t mantissa = bits & 0x3ffu;
@@ -73,6 +87,7 @@ struct float16 {
       return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
     }
     return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+#endif
   }
 };
 

@@ -34,29 +34,34 @@ void AdamW::step(double learning_rate) {
   detail::check_layout("AdamW", parameters);
   const NoGrad no_grad;
   const MemoryTag tag("optimizer");
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const Tensor& parameter = parameters[i];
-    if (!parameter.grad().defined()) continue;
-    AdamWState& own = state[i];
-    detail::follow(own.exp_avg, parameter);
-    detail::follow(own.exp_avg_sq, parameter);
-    detail::follow_master(own.master, parameter);
-    const Tensor gradient = contiguous(parameter.grad());
-    kernels::adamw_step({.parameter = parameter.data(),
-                         .gradient = gradient.data(),
-                         .exp_avg = own.exp_avg.data(),
-                         .exp_avg_sq = own.exp_avg_sq.data(),
-                         .master = data_or_null(own.master),
-                         .size = parameter.size(),
-                         .dtype = parameter.dtype(),
-                         .step = ++own.step,
+  detail::for_each_device(parameters, [&](const std::vector<size_t>& updated, const Stream& stream) {
+    std::vector<Tensor> gradients;  // kept until the kernel is queued
+    std::vector<kernels::AdamWParameter> list;
+    for (size_t i : updated) {
+      const Tensor& parameter = parameters[i];
+      AdamWState& own = state[i];
+      detail::follow(own.exp_avg, parameter);
+      detail::follow(own.exp_avg_sq, parameter);
+      detail::follow_master(own.master, parameter);
+      gradients.push_back(contiguous(parameter.grad()));
+      list.push_back({.parameter = parameter.data(),
+                      .gradient = gradients.back().data(),
+                      .exp_avg = own.exp_avg.data(),
+                      .exp_avg_sq = own.exp_avg_sq.data(),
+                      .master = data_or_null(own.master),
+                      .size = parameter.size(),
+                      .dtype = parameter.dtype(),
+                      .step = ++own.step,
+                      .weight_decay = detail::decay_of(parameter, options.weight_decay)});
+    }
+    kernels::adamw_step({.parameters = list.data(),
+                         .count = std::ssize(list),
                          .learning_rate = learning_rate,
                          .beta1 = options.betas[0],
                          .beta2 = options.betas[1],
-                         .eps = options.eps,
-                         .weight_decay = detail::decay_of(parameter, options.weight_decay)},
-                        parameter.stream());
-  }
+                         .eps = options.eps},
+                        stream);
+  });
 }
 
 }  // namespace strobe

@@ -1,5 +1,6 @@
 #include "strobe/optim/optimizer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <unordered_map>
 
@@ -32,6 +33,19 @@ void check_layout(const char* optimizer, const std::vector<Tensor>& parameters) 
 
 void zero_grad(const std::vector<Tensor>& parameters) {
   for (const Tensor& parameter : parameters) parameter.set_grad(Tensor());
+}
+
+void for_each_device(const std::vector<Tensor>& parameters,
+                     const std::function<void(const std::vector<size_t>&, const Stream&)>& f) {
+  std::vector<std::pair<Device, std::vector<size_t>>> groups;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (!parameters[i].grad().defined()) continue;
+    const Device device = parameters[i].device();
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& each) { return each.first == device; });
+    if (group == groups.end()) group = groups.insert(groups.end(), {device, {}});
+    group->second.push_back(i);
+  }
+  for (const auto& [device, positions] : groups) f(positions, current_stream(device));
 }
 
 void follow(Tensor& state, const Tensor& parameter) {

@@ -1,6 +1,7 @@
 // What the optimizers share: checks of their parameters and settings, and their state's place in memory.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "strobe/core/tensor.h"
@@ -17,6 +18,10 @@ void check_setting(const char* optimizer, const char* name, double value);
 void check_layout(const char* optimizer, const std::vector<Tensor>& parameters);
 
 void zero_grad(const std::vector<Tensor>& parameters);
+
+// Calls f(the positions of the parameters on one device that have a gradient, its stream) for each device.
+void for_each_device(const std::vector<Tensor>& parameters,
+                     const std::function<void(const std::vector<size_t>&, const Stream&)>& f);
 
 // Biases and gains are not decayed: only parameters of two axes or more are.
 inline double decay_of(const Tensor& parameter, double weight_decay) {

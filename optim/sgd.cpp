@@ -30,24 +30,29 @@ void SGD::step(double learning_rate) {
   detail::check_layout("SGD", parameters);
   const NoGrad no_grad;
   const MemoryTag tag("optimizer");
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const Tensor& parameter = parameters[i];
-    if (!parameter.grad().defined()) continue;
-    SGDState& own = state[i];
-    if (options.momentum > 0) detail::follow(own.velocity, parameter);
-    detail::follow_master(own.master, parameter);
-    const Tensor gradient = contiguous(parameter.grad());
-    kernels::sgd_step({.parameter = parameter.data(),
-                       .gradient = gradient.data(),
-                       .velocity = options.momentum > 0 ? own.velocity.data() : nullptr,
-                       .master = data_or_null(own.master),
-                       .size = parameter.size(),
-                       .dtype = parameter.dtype(),
+  detail::for_each_device(parameters, [&](const std::vector<size_t>& updated, const Stream& stream) {
+    std::vector<Tensor> gradients;  // kept until the kernel is queued
+    std::vector<kernels::SgdParameter> list;
+    for (size_t i : updated) {
+      const Tensor& parameter = parameters[i];
+      SGDState& own = state[i];
+      if (options.momentum > 0) detail::follow(own.velocity, parameter);
+      detail::follow_master(own.master, parameter);
+      gradients.push_back(contiguous(parameter.grad()));
+      list.push_back({.parameter = parameter.data(),
+                      .gradient = gradients.back().data(),
+                      .velocity = options.momentum > 0 ? own.velocity.data() : nullptr,
+                      .master = data_or_null(own.master),
+                      .size = parameter.size(),
+                      .dtype = parameter.dtype(),
+                      .weight_decay = detail::decay_of(parameter, options.weight_decay)});
+    }
+    kernels::sgd_step({.parameters = list.data(),
+                       .count = std::ssize(list),
                        .learning_rate = learning_rate,
-                       .momentum = options.momentum,
-                       .weight_decay = detail::decay_of(parameter, options.weight_decay)},
-                      parameter.stream());
-  }
+                       .momentum = options.momentum},
+                      stream);
+  });
 }
 
 }  // namespace strobe

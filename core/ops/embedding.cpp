@@ -58,7 +58,7 @@ Tensor embedding(const Tensor& given_indices, const Tensor& given_weight) {
     const Tensor dout = contiguous(gradient);
     const Tensor dweight = empty(shape, dout.dtype(), dout.device());
     const Tensor workspace =
-        empty_bytes(kernels::embedding_backward_workspace(indices.size(), shape[0]), dout.device());
+        empty_bytes(kernels::embedding_backward_workspace(indices.size(), shape[0], dout.device()), dout.device());
     kernels::embedding_backward({.dweight = dweight.data(),
                                  .dout = dout.data(),
                                  .indices = indices.data(),

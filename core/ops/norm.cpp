@@ -51,18 +51,21 @@ Tensor normalize(const char* name, NormKernel forward, NormGradKernel backward, 
                   const Tensor dx = wants_dx ? empty_like(x) : Tensor();
                   const Tensor dweight = wants_dweight ? empty_like(weight) : Tensor();
                   const Tensor dbias = wants_dbias ? empty(parameter_shape, x.dtype(), x.device()) : Tensor();
-                  backward({.dx = data_or_null(dx),
-                            .dweight = data_or_null(dweight),
-                            .dbias = data_or_null(dbias),
-                            .dy = dy.data(),
-                            .x = x.data(),
-                            .weight = data_or_null(weight),
-                            .mean = mean.data(),
-                            .rstd = rstd.data(),
-                            .rows = rstd.size(),
-                            .cols = x.dim(-1),
-                            .dtype = x.dtype()},
-                           x.stream());
+                  kernels::NormGradArgs args{.dx = data_or_null(dx),
+                                             .dweight = data_or_null(dweight),
+                                             .dbias = data_or_null(dbias),
+                                             .dy = dy.data(),
+                                             .x = x.data(),
+                                             .weight = data_or_null(weight),
+                                             .mean = mean.data(),
+                                             .rstd = rstd.data(),
+                                             .rows = rstd.size(),
+                                             .cols = x.dim(-1),
+                                             .dtype = x.dtype()};
+                  args.workspace_bytes = kernels::norm_backward_workspace(args, x.device());
+                  const Tensor workspace = empty_bytes(args.workspace_bytes, x.device());
+                  args.workspace = workspace.data();
+                  backward(args, x.stream());
                   return {dx, dweight, dbias};
                 });
 }

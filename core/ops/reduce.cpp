@@ -64,14 +64,16 @@ using ReduceKernel = void (*)(const kernels::ReduceArgs&, const Stream&);
 Tensor compute(ReduceKernel kernel, const Reduction& reduction, double divisor = 1) {
   const Tensor& x = reduction.arranged;
   const Tensor out = empty(reduction.out, x.dtype(), x.device());
-  kernel({.out = out.data(),
-          .x = x.data(),
-          .outer = reduction.outer,
-          .count = reduction.count,
-          .inner = reduction.inner,
-          .dtype = x.dtype(),
-          .divisor = divisor},
-         out.stream());
+  kernels::ReduceArgs args{.out = out.data(),
+                           .x = x.data(),
+                           .outer = reduction.outer,
+                           .count = reduction.count,
+                           .inner = reduction.inner,
+                           .dtype = x.dtype(),
+                           .divisor = divisor};
+  const Tensor workspace = empty_bytes(kernels::reduce_workspace(args, x.device()), x.device());
+  args.workspace = workspace.data();
+  kernel(args, out.stream());
   return out;
 }
 

@@ -64,16 +64,19 @@ Tensor cross_entropy(const Tensor& given_logits, const Tensor& given_targets, co
   const Tensor logits = contiguous(given_logits);
   const Tensor loss = empty({}, accumulate_dtype(logits.dtype()), logits.device());
   const Tensor lse = empty({targets.size()}, DType::f64, logits.device());
-  kernels::cross_entropy_forward({.loss = loss.data(),
-                                  .lse = lse.data<double>(),
-                                  .logits = logits.data(),
-                                  .targets = targets.data(),
-                                  .rows = targets.size(),
-                                  .vocab = vocab,
-                                  .dtype = logits.dtype(),
-                                  .index_dtype = targets.dtype(),
-                                  .ignore_index = options.ignore_index},
-                                 logits.stream());
+  kernels::CrossEntropyArgs args{.loss = loss.data(),
+                                 .lse = lse.data<double>(),
+                                 .logits = logits.data(),
+                                 .targets = targets.data(),
+                                 .rows = targets.size(),
+                                 .vocab = vocab,
+                                 .dtype = logits.dtype(),
+                                 .index_dtype = targets.dtype(),
+                                 .ignore_index = options.ignore_index};
+  args.workspace_bytes = kernels::cross_entropy_forward_workspace(args, logits.device());
+  const Tensor workspace = empty_bytes(args.workspace_bytes, logits.device());
+  args.workspace = workspace.data();
+  kernels::cross_entropy_forward(args, logits.stream());
   return record("cross_entropy", loss, {logits},
                 [logits, targets, lse, ignore_index = options.ignore_index](const Tensor& dloss) -> Grads {
                   const Tensor dlogits = owns_storage_alone(logits) ? logits.detach() : empty_like(logits);

@@ -5,12 +5,17 @@
 
 #include "strobe/kernels/cpu/attention_tile.h"
 
-namespace strobe::kernels {
-namespace cpu {
+namespace strobe::kernels::cpu {
 namespace {
 
-// Keys of a tile: twice the queries, since everything that belongs to queries is read and written once a tile.
-constexpr int64_t key_block = 256;
+// Keys of a tile. Long tiles spare passes over what belongs to queries, but waste work where a mask cuts through them.
+constexpr int64_t short_key_block = attention_block;
+constexpr int64_t long_key_block = 2 * attention_block;
+
+int64_t key_block_of(const Sequence& sequence) {
+  const Mask& mask = sequence.mask;
+  return mask.shows_all({0, mask.seq_len_q}, {0, mask.seq_len_k}) ? long_key_block : short_key_block;
+}
 
 // Queries whose scores are worked on together: two rows of a tile for each fill half of the first-level cache.
 constexpr int64_t rows_in_cache = 8;
@@ -34,11 +39,11 @@ struct BackwardTiles {
 
   BackwardTiles(Arena& arena, int64_t head_dim) {
     const int64_t width = whole_vectors<C>(head_dim);
-    for (C** tile : {&key, &dkey, &dvalue}) *tile = arena.take<C>(key_block * width);
+    for (C** tile : {&key, &dkey, &dvalue}) *tile = arena.take<C>(long_key_block * width);
     for (C** tile : {&query, &dout, &dquery}) *tile = arena.take<C>(attention_block * width);
-    for (C** tile : {&key_transposed, &value_transposed}) *tile = arena.take<C>(head_dim * key_block);
-    for (C** tile : {&p, &ds}) *tile = arena.take<C>(attention_block * key_block);
-    softcap_slopes = arena.take<C>(key_block);
+    for (C** tile : {&key_transposed, &value_transposed}) *tile = arena.take<C>(head_dim * long_key_block);
+    for (C** tile : {&p, &ds}) *tile = arena.take<C>(attention_block * long_key_block);
+    softcap_slopes = arena.take<C>(long_key_block);
     factors = arena.take<C>(attention_block);
     rows = arena.take<OnlineSoftmax<C>>(attention_block);
   }
@@ -75,7 +80,7 @@ class Backward {
         head_dim_(args.forward.head_dim),
         width_(whole_vectors<C>(head_dim_)),
         query_blocks_(blocks_of(args.forward.seq_len_q, attention_block)),
-        key_blocks_(blocks_of(args.forward.seq_len_k, key_block)),
+        key_blocks_(blocks_of(args.forward.seq_len_k, short_key_block)),
         workspace_(static_cast<std::byte*>(workspace)),
         dquery_(args.dquery) {
     const int64_t heads = forward_.batch * forward_.num_heads;
@@ -108,9 +113,13 @@ class Backward {
       const Sequence sequence = sequence_of(forward_, item / query_blocks_ / forward_.num_heads);
       prepare(sequence, item / query_blocks_ % forward_.num_heads, item % query_blocks_, tiles_of(thread));
     });
+    // The same key block of all heads before the next one: threads side by side then add to different dqueries, and
+    // with a causal mask the blocks that most queries see go first.
+    const int64_t heads = forward_.batch * forward_.num_kv_heads;
     for_each_in_order(key_items, threads_, [&](int64_t item, int64_t thread) {
-      const Sequence sequence = sequence_of(forward_, item / key_blocks_ / forward_.num_kv_heads);
-      visit(sequence, item / key_blocks_ % forward_.num_kv_heads, item % key_blocks_, tiles_of(thread));
+      const int64_t head = item % heads;
+      visit(sequence_of(forward_, head / forward_.num_kv_heads), head % forward_.num_kv_heads, item / heads,
+            tiles_of(thread));
     });
     if constexpr (rounds) {
       for_each_in_order(query_items, threads_, [&](int64_t item, int64_t) {
@@ -172,7 +181,8 @@ class Backward {
       if (args_.dlse != nullptr) delta[i] -= static_cast<const C*>(args_.dlse)[first + i];
       std::fill(dquery.row(i), dquery.row(i) + head_dim_, C(0));
     }
-    new (turn_of(sequence, head, block)) std::atomic<int64_t>(sequence.mask.keys_of(queries).begin / key_block);
+    new (turn_of(sequence, head, block))
+        std::atomic<int64_t>(sequence.mask.keys_of(queries).begin / key_block_of(sequence));
     split_lse(sequence, head, queries, tile);
   }
 
@@ -199,8 +209,8 @@ class Backward {
     transpose_tile(tile.query, queries.size(), head_dim_, score.sign, tile.key_transposed, columns);
     std::fill(tile.rows, tile.rows + columns, OnlineSoftmax<C>{});
     const Interval seen = sequence.mask.keys_of(queries);
-    for (int64_t begin = seen.begin; begin < seen.end; begin += key_block) {
-      const Interval keys{begin, std::min(begin + key_block, seen.end)};
+    for (int64_t begin = seen.begin; begin < seen.end; begin += long_key_block) {
+      const Interval keys{begin, std::min(begin + long_key_block, seen.end)};
       load_tile(rows_of_keys(forward_.key, sequence, kv_head_of(head)), keys, head_dim_, tile.key);
       online_softmax_tile(sequence.mask, score, queries, keys, head_dim_, tile.key, tile.key_transposed, tile.p,
                           tile.rows, tile.factors);
@@ -215,7 +225,7 @@ class Backward {
 
   // All queries that see a key block, of all heads that share its kv head.
   void visit(const Sequence& sequence, int64_t kv_head, int64_t block, const BackwardTiles<C>& tile) {
-    const Interval keys = block_of(block, key_block, sequence.mask.seq_len_k);
+    const Interval keys = block_of(block, key_block_of(sequence), sequence.mask.seq_len_k);
     if (keys.empty()) return;
     const int64_t columns = whole_vectors<C>(keys.size());
     load_tile(rows_of_keys(forward_.value, sequence, kv_head), keys, head_dim_, tile.key);
@@ -367,7 +377,7 @@ class Backward {
 }  // namespace
 
 void flash_attention_backward(const AttentionGradArgs& args, const Stream& stream) {
-  require_attention_support("flash_attention_backward", args.forward, stream.device);
+  cpu::require_attention_support("flash_attention_backward", args.forward, stream.device);
   dispatch_floating(args.forward.dtype, "flash_attention_backward", [&]<class T>() {
     Backward<T> backward(args, args.workspace);
     STROBE_CHECK(args.workspace_bytes >= backward.workspace_bytes(), "flash_attention_backward: workspace of ",
@@ -376,12 +386,10 @@ void flash_attention_backward(const AttentionGradArgs& args, const Stream& strea
   });
 }
 
-}  // namespace cpu
-
 size_t flash_attention_backward_workspace(const AttentionGradArgs& args, Device device) {
-  require_attention_support("flash_attention_backward", args.forward, device);
+  cpu::require_attention_support("flash_attention_backward", args.forward, device);
   return dispatch_floating(args.forward.dtype, "flash_attention_backward",
-                           [&]<class T>() { return cpu::Backward<T>(args, nullptr).workspace_bytes(); });
+                           [&]<class T>() { return Backward<T>(args, nullptr).workspace_bytes(); });
 }
 
-}  // namespace strobe::kernels
+}  // namespace strobe::kernels::cpu

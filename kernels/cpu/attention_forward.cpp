@@ -1,8 +1,7 @@
 // Tiled attention, forward: FlashAttention-2 (Dao 2023), algorithm 1, over batch x heads x query blocks.
 #include "strobe/kernels/cpu/attention_tile.h"
 
-namespace strobe::kernels {
-namespace cpu {
+namespace strobe::kernels::cpu {
 namespace {
 
 // What one thread keeps in cache. Only the query tile, loaded once, needs transposing.
@@ -100,7 +99,7 @@ int64_t count_items(const AttentionArgs& args) {
 }  // namespace
 
 void flash_attention_forward(const AttentionArgs& args, const Stream& stream) {
-  require_attention_support("flash_attention_forward", args, stream.device);
+  cpu::require_attention_support("flash_attention_forward", args, stream.device);
   const int64_t blocks = blocks_of(args.seq_len_q, attention_block);
   dispatch_floating(args.dtype, "flash_attention_forward", [&]<class T>() {
     using C = accumulate_t<T>;
@@ -128,14 +127,11 @@ void flash_attention_forward(const AttentionArgs& args, const Stream& stream) {
   });
 }
 
-}  // namespace cpu
-
 size_t flash_attention_forward_workspace(const AttentionArgs& args, Device device) {
-  require_attention_support("flash_attention_forward", args, device);
+  cpu::require_attention_support("flash_attention_forward", args, device);
   return dispatch_floating(args.dtype, "flash_attention_forward", [&]<class T>() {
-    return cpu::tile_bytes<accumulate_t<T>>(args.head_dim) *
-           static_cast<size_t>(cpu::team_size(args, cpu::count_items(args)));
+    return tile_bytes<accumulate_t<T>>(args.head_dim) * static_cast<size_t>(team_size(args, count_items(args)));
   });
 }
 
-}  // namespace strobe::kernels
+}  // namespace strobe::kernels::cpu

@@ -274,13 +274,13 @@ void run(const MatmulArgs& args) {
 
 }  // namespace
 
+namespace cpu {
+
 size_t matmul_workspace(const MatmulArgs& args, Device) {
   return dispatch_floating(args.dtype, "matmul", [&]<class Source>() {
     return make_plan<accumulate_t<Source>, Source>(args).workspace_bytes();
   });
 }
-
-namespace cpu {
 
 void matmul(const MatmulArgs& args, const Stream&) {
   dispatch_floating(args.dtype, "matmul", [&]<class Source>() {

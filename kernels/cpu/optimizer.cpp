@@ -37,80 +37,94 @@ void update_parameter(void* parameter, void* master, int64_t size, F&& update) {
   });
 }
 
+template <class T>
+void update(const SgdArgs& args, const SgdParameter& own) {
+  using A = accumulate_t<T>;
+  const T* const gradient = static_cast<const T*>(own.gradient);
+  A* const velocity = static_cast<A*>(own.velocity);
+  const A rate = static_cast<A>(args.learning_rate), momentum = static_cast<A>(args.momentum);
+  const A decay = static_cast<A>(own.weight_decay);
+  if (velocity == nullptr) {
+    update_parameter<T>(own.parameter, own.master, own.size, [=](int64_t i, A value) {
+      return value - rate * (static_cast<A>(gradient[i]) + decay * value);
+    });
+  } else {
+    update_parameter<T>(own.parameter, own.master, own.size, [=](int64_t i, A value) {
+      velocity[i] = momentum * velocity[i] + (static_cast<A>(gradient[i]) + decay * value);
+      return value - rate * velocity[i];
+    });
+  }
+}
+
+template <class T>
+void update(const AdamWArgs& args, const AdamWParameter& own) {
+  using A = accumulate_t<T>;
+  const double correction1 = 1 - std::pow(args.beta1, static_cast<double>(own.step));
+  const double correction2 = 1 - std::pow(args.beta2, static_cast<double>(own.step));
+  const T* const gradient = static_cast<const T*>(own.gradient);
+  A* const exp_avg = static_cast<A*>(own.exp_avg);
+  A* const exp_avg_sq = static_cast<A*>(own.exp_avg_sq);
+  const A beta1 = static_cast<A>(args.beta1), rest1 = static_cast<A>(1 - args.beta1);
+  const A beta2 = static_cast<A>(args.beta2), rest2 = static_cast<A>(1 - args.beta2);
+  const A rate = static_cast<A>(args.learning_rate / correction1);
+  const A root_scale = static_cast<A>(1 / std::sqrt(correction2));
+  const A eps = static_cast<A>(args.eps);
+  const A decay = static_cast<A>(args.learning_rate * own.weight_decay);
+  update_parameter<T>(own.parameter, own.master, own.size, [=](int64_t i, A value) {
+    const A g = static_cast<A>(gradient[i]);
+    const A mean = exp_avg[i] = beta1 * exp_avg[i] + rest1 * g;
+    const A square = exp_avg_sq[i] = beta2 * exp_avg_sq[i] + rest2 * (g * g);
+    return value - decay * value - rate * mean / (std::sqrt(square) * root_scale + eps);
+  });
+}
+
+// update<T> for each parameter of a list.
+template <class Args>
+void update_all(const char* name, const Args& args) {
+  for (int64_t p = 0; p < args.count; ++p) {
+    dispatch_floating(args.parameters[p].dtype, name, [&]<class T>() { update<T>(args, args.parameters[p]); });
+  }
+}
+
 }  // namespace
 
-void sgd_step(const SgdArgs& args, const Stream&) {
-  dispatch_floating(args.dtype, "sgd_step", [&]<class T>() {
-    using A = accumulate_t<T>;
-    const T* const gradient = static_cast<const T*>(args.gradient);
-    A* const velocity = static_cast<A*>(args.velocity);
-    const A rate = static_cast<A>(args.learning_rate), momentum = static_cast<A>(args.momentum);
-    const A decay = static_cast<A>(args.weight_decay);
-    if (velocity == nullptr) {
-      update_parameter<T>(args.parameter, args.master, args.size, [=](int64_t i, A value) {
-        return value - rate * (static_cast<A>(gradient[i]) + decay * value);
-      });
-    } else {
-      update_parameter<T>(args.parameter, args.master, args.size, [=](int64_t i, A value) {
-        velocity[i] = momentum * velocity[i] + (static_cast<A>(gradient[i]) + decay * value);
-        return value - rate * velocity[i];
-      });
-    }
-  });
-}
+void sgd_step(const SgdArgs& args, const Stream&) { update_all("sgd_step", args); }
 
-void adamw_step(const AdamWArgs& args, const Stream&) {
-  const double correction1 = 1 - std::pow(args.beta1, static_cast<double>(args.step));
-  const double correction2 = 1 - std::pow(args.beta2, static_cast<double>(args.step));
-  dispatch_floating(args.dtype, "adamw_step", [&]<class T>() {
-    using A = accumulate_t<T>;
-    const T* const gradient = static_cast<const T*>(args.gradient);
-    A* const exp_avg = static_cast<A*>(args.exp_avg);
-    A* const exp_avg_sq = static_cast<A*>(args.exp_avg_sq);
-    const A beta1 = static_cast<A>(args.beta1), rest1 = static_cast<A>(1 - args.beta1);
-    const A beta2 = static_cast<A>(args.beta2), rest2 = static_cast<A>(1 - args.beta2);
-    const A rate = static_cast<A>(args.learning_rate / correction1);
-    const A root_scale = static_cast<A>(1 / std::sqrt(correction2));
-    const A eps = static_cast<A>(args.eps);
-    const A decay = static_cast<A>(args.learning_rate * args.weight_decay);
-    update_parameter<T>(args.parameter, args.master, args.size, [=](int64_t i, A value) {
-      const A g = static_cast<A>(gradient[i]);
-      const A mean = exp_avg[i] = beta1 * exp_avg[i] + rest1 * g;
-      const A square = exp_avg_sq[i] = beta2 * exp_avg_sq[i] + rest2 * (g * g);
-      return value - decay * value - rate * mean / (std::sqrt(square) * root_scale + eps);
-    });
-  });
-}
+void adamw_step(const AdamWArgs& args, const Stream&) { update_all("adamw_step", args); }
 
-void add_squares(const AddSquaresArgs& args, const Stream&) {
-  dispatch_floating(args.dtype, "add_squares", [&]<class T>() {
-    // The cut depends on the size alone, and with it every bit of the sum.
-    constexpr int64_t max_parts = 256;
-    const int64_t part = std::max<int64_t>(grain, (args.size + max_parts - 1) / max_parts);
-    const int64_t parts = (args.size + part - 1) / part;
-    const T* const x = static_cast<const T*>(args.x);
-    double sums[max_parts];
-    parallel_for(parts, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t p = begin; p < end; ++p) {
-        const T* const first = x + p * part;
-        sums[p] = strobe::cpu::sum_row<double>(std::min(part, args.size - p * part), [=](int64_t i) {
-          const double value = static_cast<double>(static_cast<accumulate_t<T>>(first[i]));
-          return value * value;
-        });
-      }
+void sum_squares(const SumSquaresArgs& args, const Stream&) {
+  double* sums = args.parts;
+  for (int64_t a = 0; a < args.count; ++a) {
+    const GradientArray& gradient = args.gradients[a];
+    const int64_t parts = squares_parts(gradient.size);
+    dispatch_floating(gradient.dtype, "sum_squares", [&]<class T>() {
+      const T* const x = static_cast<const T*>(gradient.data);
+      parallel_for(parts, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t p = begin; p < end; ++p) {
+          const T* const first = x + p * squares_part;
+          sums[p] =
+              strobe::cpu::sum_row<double>(std::min(squares_part, gradient.size - p * squares_part), [=](int64_t i) {
+                const double value = static_cast<double>(static_cast<accumulate_t<T>>(first[i]));
+                return value * value;
+              });
+        }
+      });
     });
-    for (int64_t p = 0; p < parts; ++p) *args.sum += sums[p];
-  });
+    sums += parts;
+  }
 }
 
 void scale(const ScaleArgs& args, const Stream&) {
-  dispatch_floating(args.dtype, "scale", [&]<class T>() {
-    const accumulate_t<T> factor = static_cast<accumulate_t<T>>(args.factor);
-    T* const x = static_cast<T*>(args.x);
-    parallel_for(args.size, grain, [=](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) x[i] = static_cast<T>(static_cast<accumulate_t<T>>(x[i]) * factor);
+  for (int64_t a = 0; a < args.count; ++a) {
+    const GradientArray& gradient = args.gradients[a];
+    dispatch_floating(gradient.dtype, "scale", [&]<class T>() {
+      const accumulate_t<T> factor = static_cast<accumulate_t<T>>(args.factor);
+      T* const x = static_cast<T*>(gradient.data);
+      parallel_for(gradient.size, grain, [=](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) x[i] = static_cast<T>(static_cast<accumulate_t<T>>(x[i]) * factor);
+      });
     });
-  });
+  }
 }
 
 }  // namespace strobe::kernels::cpu

@@ -1,8 +1,7 @@
 // Elementwise kernels on the CPU: one loop per kind of memory access, filled in by the functors of the op list.
 #include "strobe/kernels/pointwise.h"
 
-#include <limits>
-
+#include "strobe/kernels/convert.h"
 #include "strobe/kernels/cpu/parallel.h"
 #include "strobe/kernels/cpu/strided.h"
 
@@ -71,27 +70,6 @@ void binary(const BinaryArgs& args, const char* name) {
       });
     });
   });
-}
-
-// Truncates toward zero, saturating; NaN becomes 0.
-template <class Integer, class Float>
-Integer to_integer(Float value) {
-  constexpr Float limit = Float(uint64_t{1} << std::numeric_limits<Integer>::digits);
-  if (value != value) return 0;
-  if (value >= limit) return std::numeric_limits<Integer>::max();
-  if (value < -limit) return std::numeric_limits<Integer>::min();
-  return static_cast<Integer>(value);
-}
-
-template <class To, class From>
-To convert(From value) {
-  if constexpr (std::is_same_v<To, From>) {
-    return value;
-  } else if constexpr (std::is_integral_v<To> && !std::is_integral_v<From>) {
-    return to_integer<To>(accumulate_t<From>(value));
-  } else {
-    return To(static_cast<accumulate_t<To>>(static_cast<accumulate_t<From>>(value)));
-  }
 }
 
 template <class To, class From>

@@ -150,9 +150,16 @@ const std::vector<OpCase>& op_cases() {
 
 }  // namespace
 
-TEST_CASE("ops: gradients, agreement of dtypes and devices, no memory left behind") {
+TEST_CASE("ops: gradients, agreement of dtypes, the same bits again, no memory left behind") {
   for (const OpCase& row : op_cases()) {
     seed(2024);
-    check_case(row);
+    check_case(row, Device::cpu());
+  }
+}
+
+TEST_CASE("ops: the same on a GPU" * needs_gpu()) {
+  for (const OpCase& row : op_cases()) {
+    seed(2024);
+    check_case(row, Device::cuda());
   }
 }

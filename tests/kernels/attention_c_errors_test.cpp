@@ -28,7 +28,12 @@ TEST_CASE("C attention: each wrong field is refused by name, before anything is 
       {"device_type 2", [](auto& x) { x.args.device_type = 2; }},
       {"device_index -1", [](auto& x) { x.args.device_index = -1; }},
       {"device_index 1", [](auto& x) { x.args.device_index = 1; }},
-      {"device cuda:0", [](auto& x) { x.args.device_type = STROBE_DEVICE_CUDA; }, STROBE_UNSUPPORTED},
+      {"device cuda:99",
+       [](auto& x) {
+         x.args.device_type = STROBE_DEVICE_CUDA;
+         x.args.device_index = 99;
+       },
+       STROBE_UNSUPPORTED},
       {"kernel 4", [](auto& x) { x.args.kernel = 4; }},
       {"kernel mma", [](auto& x) { x.args.kernel = STROBE_ATTENTION_MMA; }, STROBE_UNSUPPORTED},
       {"kernel hopper", [](auto& x) { x.args.kernel = STROBE_ATTENTION_HOPPER; }, STROBE_UNSUPPORTED},

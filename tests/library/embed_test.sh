@@ -62,6 +62,8 @@ refuses "a project without C++" "add CXX to the languages" finds C ""
 mkdir "$work/plain"
 include=(-I "$prefix/include" -I "$work/poison")
 libraries=(-L "$(dirname -- "$(find "$prefix" -name libstrobe.a)")" -lstrobe -lstrobe_kernels -fopenmp)
+grep -q 'built_with_cuda = true' "$prefix/include/strobe/config.h" &&
+  libraries+=("$(cached CUDA_cudart_static_LIBRARY)" "$(cached CUDA_cublasLt_LIBRARY)")
 [[ $(cached STROBE_SANITIZE) == ON ]] && libraries+=("-fsanitize=address,undefined")
 check "train_net by a plain line" "$CXX" -std=c++20 "${include[@]}" "$work/embed/train_net.cpp" "${libraries[@]}" \
   -o "$work/plain/train_net"

@@ -49,26 +49,30 @@ silent "macros begin with STROBE_" foreign_macros
 
 # Symbols that another object file could collide with: all in strobe:: or beginning with strobe_, as the C interface
 # does. What compilers emit from inline code of other headers is weak and the same everywhere: that of std::, and of the
-# JSON parser, whose namespace carries its version. OpenMP's critical section is ours by the end of its name.
+# JSON parser, whose namespace carries its version. OpenMP's critical section and nvcc's stubs of our kernels are ours by
+# the end of their names.
 foreign_symbols() {
   local within='^_Z(GV|T[VTISHW])?Z*'
   nm -A --defined-only --extern-only "${libraries[@]}" | awk -v ours="$within"'N[KRO]*6strobe|^strobe_' \
     -v standard="$within(N?[KRO]*S[tabsiod]|n[wa]mPv$|d[la]PvS_$|NK?(9__gnu_cxx|8nlohmann[0-9]+json_abi_v))|^DW[.]ref" '
     NF < 3 || $NF ~ ours || $NF == ".gomp_critical_user_strobe_parallel_for" { next }
+    $NF ~ /^_Z[0-9]+__device_stub__ZN6strobe/ { next }
     $(NF - 1) ~ /^[WVu]$/ && $NF ~ standard { next }
     { print }'
 }
 silent "symbols are in strobe:: or begin with strobe_" foreign_symbols
 
-# Ways to end the process, to print and to change its state. Two are there with a reason, in core/io/safetensors.cpp:
-# write() fills the file that the user named, and without NDEBUG the JSON parser checks itself by assert. std::terminate
-# is not looked for: compilers call it where a destructor would throw.
+# Ways to end the process, to print and to change its state. Some are there with a reason: in core/io/safetensors.cpp
+# write() fills the file that the user named, and without NDEBUG the JSON parser checks itself by assert; in
+# kernels/cuda/attention.cu std::cerr shows what STROBE_LOG asks for. std::terminate is not looked for: compilers call it
+# where a destructor would throw.
 ends_or_prints() {
   local names='exit|_exit|_Exit|quick_exit|abort|raise|kill|signal|sigaction|__assert_fail|system|fork|execve?'
   names+='|setlocale|(__)?v?f?d?printf(_chk)?|puts|putchar|putc|_IO_putc|fputs|fputc|fwrite|write|perror|psignal|syslog'
   names+='|stdout|stderr|_ZSt4(cout|cerr|clog)|_ZSt5(wcout|wcerr|wclog)|_ZNSt8ios_base4InitC1Ev'
   nm -A --undefined-only "${libraries[@]}" | grep -E ":\s+[Uw] ($names)(@.*)?$" |
-    grep -vE ':safetensors\.cpp\.o:\s+U (write|__assert_fail)(@.*)?$'
+    grep -vE ':safetensors\.cpp\.o:\s+U (write|__assert_fail)(@.*)?$' |
+    grep -vE ':attention\.cu\.o:\s+U (_ZSt4cerr|_ZNSt8ios_base4InitC1Ev)(@.*)?$'
 }
 silent "no exit, abort or output" ends_or_prints
 

@@ -1,0 +1,148 @@
+// Which kernel computes an attention call on a GPU, and what is the same for all of them.
+#include "strobe/kernels/attention.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <iostream>
+#include <mutex>
+#include <set>
+#include <string_view>
+
+#include "strobe/kernels/cuda/attention_common.cuh"
+#include "strobe/kernels/cuda/attention_mma.h"
+#include "strobe/kernels/cuda/attention_portable.h"
+
+namespace strobe::kernels::cuda {
+namespace {
+
+bool dispatch_is_logged() {
+  static const bool wanted = [] {
+    const char* const topics = std::getenv("STROBE_LOG");
+    return topics != nullptr && std::string_view(topics).find("dispatch") != std::string_view::npos;
+  }();
+  return wanted;
+}
+
+// Prints a line the first time it comes up.
+void log_dispatch(const char* operation, const AttentionArgs& args, const std::string& decision) {
+  const std::string line = concat_message(
+      "strobe: ", operation, ": ", args.dtype, ", batch ", args.batch, ", seq_len_q ", args.seq_len_q, ", seq_len_k ",
+      args.seq_len_k, ", num_heads ", args.num_heads, ", num_kv_heads ", args.num_kv_heads, ", head_dim ",
+      args.head_dim, args.causal ? ", causal" : "", args.cu_seqlens_q != nullptr ? ", packed" : "", ": ", decision);
+  static std::mutex mutex;
+  static std::set<std::string> printed;
+  const std::lock_guard lock(mutex);
+  if (printed.insert(line).second) std::cerr << line << '\n';
+}
+
+// The kernel for a case that is supported: portable or mma.
+AttentionKernel choose_kernel(const char* operation, const AttentionArgs& args, Device device,
+                              std::string (*portable_tile)(const AttentionArgs&)) {
+  const std::string refusal =
+      args.kernel == AttentionKernel::portable ? "portable was asked for" : mma_attention_refusal(args, device);
+  if (dispatch_is_logged()) {
+    log_dispatch(operation, args,
+                 refusal.empty()
+                     ? "kernel mma"
+                     : concat_message("kernel portable, tile ", portable_tile(args), "; not mma: ", refusal));
+  }
+  return refusal.empty() ? AttentionKernel::mma : AttentionKernel::portable;
+}
+AttentionKernel choose_forward_kernel(const AttentionArgs& args, Device device) {
+  return choose_kernel("flash_attention_forward", args, device, portable_attention_forward_tile);
+}
+AttentionKernel choose_backward_kernel(const AttentionArgs& args, Device device) {
+  return choose_kernel("flash_attention_backward", args, device, portable_attention_backward_tile);
+}
+
+// Rows of a packed tensor behind its last sequence become 0, and -inf in lse unless that is null.
+template <class T>
+__global__ void clear_padding_kernel(AttentionTensor tensor, int64_t num_heads, int64_t head_dim,
+                                     const int32_t* cu_seqlens, int64_t batch, int64_t total, accumulate_t<T>* lse) {
+  T* const data = static_cast<T*>(tensor.data);
+  for (int64_t row = cu_seqlens[batch] + static_cast<int64_t>(blockIdx.x); row < total; row += gridDim.x) {
+    for (int64_t i = threadIdx.x; i < num_heads * head_dim; i += blockDim.x) {
+      data[row * tensor.seq_stride + i / head_dim * tensor.head_stride + i % head_dim] = T(0.0f);
+    }
+    if (lse == nullptr) continue;
+    for (int64_t head = threadIdx.x; head < num_heads; head += blockDim.x) {
+      lse[head * total + row] = -std::numeric_limits<accumulate_t<T>>::infinity();
+    }
+  }
+}
+
+void clear_padding(const char* operation, const AttentionTensor& tensor, int64_t num_heads, const int32_t* cu_seqlens,
+                   int64_t total, void* lse, const AttentionArgs& args, const Stream& stream) {
+  constexpr int64_t most_blocks = 256;  // padding is rare: enough to fill a GPU, few where there is none
+  dispatch_floating(args.dtype, operation, [&]<class T>() {
+    strobe::cuda::launch(operation, clear_padding_kernel<T>, static_cast<unsigned>(std::min(total, most_blocks)), 256,
+                         0, stream, tensor, num_heads, args.head_dim, cu_seqlens, args.batch, total,
+                         static_cast<accumulate_t<T>*>(lse));
+  });
+}
+
+void require_workspace(const char* operation, const void* workspace, size_t given, size_t expected) {
+  STROBE_CHECK(given >= expected && (expected == 0 || workspace != nullptr), operation, ": workspace of ",
+               workspace == nullptr ? 0 : given, " bytes given, expected ", expected);
+}
+
+}  // namespace
+
+void require_attention_support(const char* operation, const AttentionArgs& args, Device device) {
+  require_attention_options(operation, args);
+  STROBE_CHECK(args.kernel != AttentionKernel::hopper, operation,
+               ": kernel hopper given, but this version has only portable and mma");
+  if (args.kernel == AttentionKernel::mma) {
+    const std::string refusal = mma_attention_refusal(args, device);
+    STROBE_CHECK(refusal.empty(), operation, ": kernel mma given, but ", refusal);
+  }
+}
+
+size_t flash_attention_forward_workspace(const AttentionArgs& args, Device device) {
+  cuda::require_attention_support("flash_attention_forward", args, device);
+  return 0;
+}
+
+size_t flash_attention_backward_workspace(const AttentionGradArgs& args, Device device) {
+  constexpr const char* operation = "flash_attention_backward";
+  cuda::require_attention_support(operation, args.forward, device);
+  return choose_backward_kernel(args.forward, device) == AttentionKernel::mma
+             ? mma_attention_backward_workspace(args)
+             : portable_attention_backward_workspace(args);
+}
+
+void flash_attention_forward(const AttentionArgs& args, const Stream& stream) {
+  constexpr const char* operation = "flash_attention_forward";
+  cuda::require_attention_support(operation, args, stream.device);
+  if (choose_forward_kernel(args, stream.device) == AttentionKernel::mma) {
+    mma_attention_forward(args, stream);
+  } else {
+    portable_attention_forward(args, stream);
+  }
+  if (args.cu_seqlens_q != nullptr) {
+    clear_padding(operation, args.out, args.num_heads, args.cu_seqlens_q, args.total_q, args.lse, args, stream);
+  }
+}
+
+void flash_attention_backward(const AttentionGradArgs& args, const Stream& stream) {
+  constexpr const char* operation = "flash_attention_backward";
+  const AttentionArgs& forward = args.forward;
+  cuda::require_attention_support(operation, forward, stream.device);
+  const size_t bytes = cuda::flash_attention_backward_workspace(args, stream.device);
+  require_workspace(operation, args.workspace, args.workspace_bytes, bytes);
+  if (choose_backward_kernel(forward, stream.device) == AttentionKernel::mma) {
+    mma_attention_backward(args, stream);
+  } else {
+    portable_attention_backward(args, stream);
+  }
+  if (forward.cu_seqlens_q != nullptr) {
+    clear_padding(operation, args.dquery, forward.num_heads, forward.cu_seqlens_q, forward.total_q, nullptr, forward,
+                  stream);
+    for (const AttentionTensor& gradient : {args.dkey, args.dvalue}) {
+      clear_padding(operation, gradient, forward.num_kv_heads, forward.cu_seqlens_k, forward.total_k, nullptr, forward,
+                    stream);
+    }
+  }
+}
+
+}  // namespace strobe::kernels::cuda

@@ -1,0 +1,181 @@
+// What the tensor-core attention kernels share: tiles in and out of strided memory, and scores in units of log 2.
+#pragma once
+
+#include <numbers>
+
+#include "strobe/kernels/cuda/attention_common.cuh"
+#include "strobe/kernels/cuda/mma.cuh"
+
+namespace strobe::kernels::cuda {
+
+inline constexpr float log2e = std::numbers::log2e_v<float>;
+inline constexpr float ln2 = std::numbers::ln2_v<float>;
+
+// A (rows, head_dim) matrix: one head of one sequence.
+template <class T>
+struct MatrixView {
+  T* data;
+  int64_t row_stride;
+  int64_t dim_stride;
+  int rows;
+  int head_dim;
+  bool vectors;  // rows begin at multiples of 16 bytes and are contiguous
+};
+
+// Whether rows of an operand can be copied 16 bytes at a time.
+inline bool rows_are_vectors(const AttentionTensor& tensor, int64_t dim_stride = 1) {
+  return dim_stride == 1 && strobe::cuda::aligned_to(16, static_cast<const char*>(tensor.data)) &&
+         tensor.batch_stride % 8 == 0 && tensor.seq_stride % 8 == 0 && tensor.head_stride % 8 == 0;
+}
+
+template <class T, int columns, int rows, int threads>
+__device__ __noinline__ void load_tile_by_elements(char* tile, MatrixView<const T> source, int first_row) {
+  using Tile = SwizzledTile<columns>;
+  for (int i = static_cast<int>(threadIdx.x); i < rows * Tile::chunks; i += threads) {
+    const int row = i / Tile::chunks, chunk = i % Tile::chunks;
+    strobe::cuda::Pack<T, 8> pack{};
+    if (first_row + row < source.rows) {
+      const T* const from = source.data + (first_row + row) * source.row_stride;
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        if (8 * chunk + c < source.head_dim) pack[c] = from[(8 * chunk + c) * source.dim_stride];
+      }
+    }
+    strobe::cuda::store_pack(reinterpret_cast<T*>(tile + Tile::offset(row, chunk)), pack);
+  }
+}
+
+// Starts to copy rows first_row, ..., first_row + rows - 1 into a tile; what the matrix lacks becomes 0. All threads of
+// the block take part. Complete after copy_async_commit, copy_async_wait and a barrier.
+template <class T, int columns, int rows, int threads>
+__device__ inline void load_tile(char* tile, const MatrixView<const T>& source, int first_row) {
+  using Tile = SwizzledTile<columns>;
+  constexpr int rows_at_once = threads / Tile::group;
+  static_assert(rows % rows_at_once == 0 && rows_at_once % 8 == 0);
+  if (!source.vectors) return load_tile_by_elements<T, columns, rows, threads>(tile, source, first_row);
+  const int thread_row = static_cast<int>(threadIdx.x) / Tile::group;
+  const int thread_chunk = static_cast<int>(threadIdx.x) % Tile::group;
+  const uint32_t target = shared_address(tile) + Tile::offset(thread_row, thread_chunk);
+  const T* from = source.data + (first_row + thread_row) * source.row_stride + 8 * thread_chunk;
+  if (first_row + rows <= source.rows && source.head_dim == columns) {  // nothing is missing
+#pragma unroll
+    for (int row = 0; row < rows; row += rows_at_once, from += rows_at_once * source.row_stride) {
+#pragma unroll
+      for (int chunk = 0; chunk < Tile::chunks; chunk += Tile::group) {
+        copy_async_16(target + static_cast<uint32_t>(row * Tile::row_bytes + 16 * chunk), from + 8 * chunk);
+      }
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int row = 0; row < rows; row += rows_at_once, from += rows_at_once * source.row_stride) {
+    const bool exists = first_row + thread_row + row < source.rows;
+#pragma unroll 1
+    for (int chunk = 0; chunk < Tile::chunks; chunk += Tile::group) {
+      const int elements = source.head_dim - 8 * (thread_chunk + chunk);
+      const int bytes = !exists || elements <= 0 ? 0 : elements >= 8 ? 16 : 2 * elements;
+      copy_async_16(target + static_cast<uint32_t>(row * Tile::row_bytes + 16 * chunk),
+                    bytes > 0 ? from + 8 * chunk : source.data, bytes);
+    }
+  }
+}
+
+// Writes `rows` rows of a tile, from tile_row on, to rows first_row, ... of the matrix; the lanes of one warp take
+// part.
+template <class T, int columns, int rows>
+__device__ inline void store_rows(const char* tile, int tile_row, const MatrixView<T>& target, int first_row,
+                                  int lane) {
+  using Tile = SwizzledTile<columns>;
+  using strobe::cuda::Pack;
+#pragma unroll 4
+  for (int i = lane; i < rows * Tile::chunks; i += 32) {
+    const int row = i / Tile::chunks, chunk = i % Tile::chunks;
+    const int elements = target.head_dim - 8 * chunk;
+    if (first_row + row >= target.rows || elements <= 0) continue;
+    const auto pack =
+        strobe::cuda::load_pack<T, 8>(reinterpret_cast<const T*>(tile + Tile::offset(tile_row + row, chunk)));
+    T* const to = target.data + (first_row + row) * target.row_stride + 8 * chunk;
+    if (target.vectors && elements >= 8) {
+      strobe::cuda::store_pack(to, pack);
+    } else {
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        if (c < elements) to[c] = pack[c];
+      }
+    }
+  }
+}
+
+// Multiplies a tile by the sign of softmax_scale, exact in any dtype; the block's barriers are the caller's.
+template <class T, int columns, int rows, int threads>
+__device__ __noinline__ void multiply_tile(char* tile, float sign) {
+  T* const values = reinterpret_cast<T*>(tile);
+  for (int i = static_cast<int>(threadIdx.x); i < rows * columns; i += threads) {
+    values[i] = T(static_cast<float>(values[i]) * sign);
+  }
+}
+
+// A band in 32 bits: positions are below 2^29, so limits beyond that hide nothing either.
+struct Band {
+  int lower;
+  int upper;
+  int seq_len_k;
+
+  __device__ explicit Band(const SequencePair& pair)
+      : lower(clamp(pair.band.lower)), upper(clamp(pair.band.upper)), seq_len_k(static_cast<int>(pair.seq_len_k)) {}
+
+  // Query i sees keys begin(i), ..., end(i) - 1; none when that is no interval.
+  __device__ int begin(int query) const { return max(query + lower, 0); }
+  __device__ int end(int query) const { return min(query + upper + 1, seq_len_k); }
+
+ private:
+  static __device__ int clamp(int64_t limit) {
+    constexpr int64_t far = int64_t{1} << 29;
+    return static_cast<int>(limit < -far ? -far : limit > far ? far : limit);
+  }
+};
+
+// What the backward pass keeps of every query, in tiles of `queries` that each sequence begins anew: (tile, 3,
+// queries). log_sum and reference, in units of log 2, are such that P = 2^((score - reference) - log_sum); delta as in
+// the paper.
+struct RowTable {
+  enum Column { log_sum, delta, reference, columns };
+  float* data;
+  int queries;
+  int64_t query_tiles;  // of the longest sequence
+
+  // The tile that holds query 0 of a sequence in one head.
+  __device__ int64_t first_tile(const AttentionArgs& args, const SequencePair& pair, int64_t head) const {
+    if (!pair.packed) return (pair.batch * args.num_heads + head) * query_tiles;
+    return head * head_tiles(args) + pair.first_q / queries + pair.batch;
+  }
+  // Tiles from one head to the next.
+  __host__ __device__ int64_t head_tiles(const AttentionArgs& args) const {
+    return args.cu_seqlens_q == nullptr ? query_tiles : args.total_q / queries + args.batch;
+  }
+  // The log_sum of a query; `queries` floats further on is its delta, and so on.
+  __device__ float* at(int64_t sequence_tile, int query) const {
+    return data + (sequence_tile + query / queries) * (columns * queries) + query % queries;
+  }
+};
+
+// Logarithms up to here lose so little to rounding that P = exp(S - lse) is as exact as its dtype.
+inline constexpr float exact_lse = 512;
+
+// 1 / x within 1 unit in the last place.
+__device__ inline float reciprocal_fast(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// tanh(x) within 2e-7: two fast instructions instead of the eight of tanhf or the 2^-11 of tanh.approx.
+__device__ inline float tanh_fast(float x) {
+  return fmaf(-2.0f, reciprocal_fast(1.0f + exp2_fast(2 * log2e * x)), 1.0f);
+}
+
+// Where |lse| is large, its rounding would show in P: replaces log_sum and reference of such rows by two parts,
+// computed as in the forward pass.
+void mma_attention_split_lse(const AttentionArgs& args, const RowTable& table, const Stream& stream);
+
+}  // namespace strobe::kernels::cuda

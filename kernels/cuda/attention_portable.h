@@ -1,0 +1,18 @@
+// The portable attention kernels, as attention.cu offers them: every case that AttentionArgs can describe.
+#pragma once
+
+#include <string>
+
+#include "strobe/kernels/attention.h"
+
+namespace strobe::kernels::cuda {
+
+void portable_attention_forward(const AttentionArgs& args, const Stream& stream);
+void portable_attention_backward(const AttentionGradArgs& args, const Stream& stream);
+size_t portable_attention_backward_workspace(const AttentionGradArgs& args);
+
+// Queries x keys of the tiles, for people: "64 x 32".
+std::string portable_attention_forward_tile(const AttentionArgs& args);
+std::string portable_attention_backward_tile(const AttentionArgs& args);
+
+}  // namespace strobe::kernels::cuda

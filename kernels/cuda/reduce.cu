@@ -1,0 +1,264 @@
+// Reductions on CUDA: each block reduces a part of the middle axis for a row or for a tile of columns, and the parts
+// are combined in order by a second kernel.
+#include "strobe/kernels/reduce.h"
+
+#include "strobe/kernels/cuda/elementwise.cuh"
+
+namespace strobe::kernels::cuda {
+namespace {
+
+using namespace strobe::cuda;
+
+constexpr int loads = 4;      // that a thread has under way at a time
+constexpr int row_lanes = 8;  // warps of a block
+
+// What one thread loads at a time is added in A, all else in double.
+template <class A>
+struct SumReduction {
+  using Value = double;
+  __device__ static A identity() { return 0; }
+  template <class V>
+  __device__ static V combine(V a, V b) {
+    return a + b;
+  }
+};
+
+template <class A>
+struct MaxReduction {
+  using Value = A;
+  __device__ static A identity() { return -static_cast<A>(INFINITY); }
+  __device__ static A combine(A a, A b) { return Larger()(a, b); }
+};
+
+template <class Reduction>
+struct Combine {
+  template <class V>
+  __device__ V operator()(V a, V b) const {
+    return Reduction::combine(a, b);
+  }
+};
+
+struct Problem {
+  int64_t outer;
+  int64_t count;
+  int64_t inner;
+  int64_t parts;
+  double divisor;
+};
+
+// The result, or one part of it.
+template <class T, class Value>
+__device__ void write_total(T* out, Value* partial, const Problem& problem, int64_t result, int64_t part, Value total) {
+  if (problem.parts == 1) {
+    out[result] = T(static_cast<accumulate_t<T>>(static_cast<double>(total) / problem.divisor));
+  } else {
+    partial[result * problem.parts + part] = total;
+  }
+}
+
+// inner == 1: blockDim.x threads for each part of a row, threadIdx.y telling rows apart.
+template <class Reduction, class T>
+__global__ void __launch_bounds__(256)
+    reduce_rows(T* out, typename Reduction::Value* partial, const T* x, Problem problem, bool packed) {
+  using A = accumulate_t<T>;
+  using Value = typename Reduction::Value;
+  constexpr int width = pack_width<T>;
+  const int64_t tasks = problem.outer * problem.parts;
+  // The bound is the same for all threads of a block, so that all meet in the reductions.
+  for (int64_t first = int64_t{blockIdx.x} * blockDim.y; first < tasks; first += int64_t{gridDim.x} * blockDim.y) {
+    const int64_t task = first + threadIdx.y;
+    const bool exists = task < tasks;
+    const int64_t row = exists ? task / problem.parts : 0;
+    const int64_t part = exists ? task % problem.parts : 0;
+    const int64_t length = ceil_div(ceil_div(problem.count, problem.parts), width) * width;
+    const int64_t begin = part * length;
+    const int64_t end = exists ? (begin + length < problem.count ? begin + length : problem.count) : begin;
+    Value total = Value(Reduction::identity());
+    const int64_t step = int64_t{blockDim.x} * width;
+    int64_t i = begin + int64_t{threadIdx.x} * width;
+    for (; packed && i + (loads - 1) * step + width <= end; i += loads * step) {
+      FullPack<T> packs[loads];
+#pragma unroll
+      for (int k = 0; k < loads; ++k) packs[k] = load_pack<T, width>(x + row * problem.count + i + k * step);
+      A sum = Reduction::identity();
+#pragma unroll
+      for (int k = 0; k < loads; ++k) {
+#pragma unroll
+        for (int j = 0; j < width; ++j) sum = Reduction::combine(sum, A(packs[k][j]));
+      }
+      total = Reduction::combine(total, Value(sum));
+    }
+    for (; i < end; i += step) {
+      const FullPack<T> pack = load_elements(x + row * problem.count, i, end, packed);
+      A sum = A(pack[0]);
+#pragma unroll
+      for (int j = 1; j < width; ++j) {
+        if (i + j < end) sum = Reduction::combine(sum, A(pack[j]));
+      }
+      total = Reduction::combine(total, Value(sum));
+    }
+    if (blockDim.x == warp_size) {
+      total = warp_reduce(total, Combine<Reduction>());
+    } else {
+      total = block_reduce(total, Value(Reduction::identity()), Combine<Reduction>());
+    }
+    if (exists && threadIdx.x == 0) write_total(out, partial, problem, row, part, total);
+  }
+}
+
+// Each thread takes `width` neighbouring columns and every row_lanes-th element of a part.
+template <class Reduction, class T, int width>
+__global__ void __launch_bounds__(warp_size* row_lanes)
+    reduce_columns(T* out, typename Reduction::Value* partial, const T* x, Problem problem) {
+  using A = accumulate_t<T>;
+  using Value = typename Reduction::Value;
+  __shared__ Value totals[row_lanes][warp_size * width];
+  const int64_t tiles = ceil_div(problem.inner, warp_size * width);
+  const int64_t tasks = problem.outer * problem.parts * tiles;
+  const int64_t length = ceil_div(problem.count, problem.parts);
+  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const int64_t part = task / tiles % problem.parts;
+    const int64_t outer = task / tiles / problem.parts;
+    const int64_t column = (task % tiles * warp_size + threadIdx.x) * width;
+    const int64_t end = part * length + length < problem.count ? part * length + length : problem.count;
+    Value total[width];
+#pragma unroll
+    for (int j = 0; j < width; ++j) total[j] = Value(Reduction::identity());
+    if (column < problem.inner) {
+      const T* const start = x + outer * problem.count * problem.inner + column;
+      int64_t i = part * length + threadIdx.y;
+      for (; i + (loads - 1) * row_lanes < end; i += loads * row_lanes) {
+        Pack<T, width> packs[loads];
+#pragma unroll
+        for (int k = 0; k < loads; ++k) packs[k] = load_pack<T, width>(start + (i + k * row_lanes) * problem.inner);
+#pragma unroll
+        for (int j = 0; j < width; ++j) {
+          A sum = A(packs[0][j]);
+#pragma unroll
+          for (int k = 1; k < loads; ++k) sum = Reduction::combine(sum, A(packs[k][j]));
+          total[j] = Reduction::combine(total[j], Value(sum));
+        }
+      }
+      for (; i < end; i += row_lanes) {
+        const Pack<T, width> pack = load_pack<T, width>(start + i * problem.inner);
+#pragma unroll
+        for (int j = 0; j < width; ++j) total[j] = Reduction::combine(total[j], Value(A(pack[j])));
+      }
+    }
+    __syncthreads();  // the totals of the task before have been read
+#pragma unroll
+    for (int j = 0; j < width; ++j) totals[threadIdx.y][threadIdx.x * width + j] = total[j];
+    __syncthreads();
+    for (int c = static_cast<int>(threadIdx.y * warp_size + threadIdx.x); c < warp_size * width;
+         c += warp_size * row_lanes) {
+      Value sum = totals[0][c];
+      for (int lane = 1; lane < row_lanes; ++lane) sum = Reduction::combine(sum, totals[lane][c]);
+      const int64_t result_column = task % tiles * warp_size * width + c;
+      if (result_column < problem.inner) {
+        write_total(out, partial, problem, outer * problem.inner + result_column, part, sum);
+      }
+    }
+  }
+}
+
+// A warp for each result.
+template <class Reduction, class T>
+__global__ void __launch_bounds__(warp_size* row_lanes)
+    combine_parts(T* out, const typename Reduction::Value* partial, int64_t results, Problem problem) {
+  using Value = typename Reduction::Value;
+  const int64_t step = int64_t{gridDim.x} * row_lanes;
+  for (int64_t result = int64_t{blockIdx.x} * row_lanes + threadIdx.y; result < results; result += step) {
+    Value total = Value(Reduction::identity());
+    for (int64_t part = threadIdx.x; part < problem.parts; part += warp_size) {
+      total = Reduction::combine(total, partial[result * problem.parts + part]);
+    }
+    total = warp_reduce(total, Combine<Reduction>());
+    if (threadIdx.x == 0) {
+      out[result] = T(static_cast<accumulate_t<T>>(static_cast<double>(total) / problem.divisor));
+    }
+  }
+}
+
+template <template <class> class ReductionOf>
+void reduce(const char* name, const ReduceArgs& args, const Stream& stream) {
+  dispatch_floating(args.dtype, name, [&]<class T>() {
+    using Reduction = ReductionOf<accumulate_t<T>>;
+    T* const out = static_cast<T*>(args.out);
+    const T* const x = static_cast<const T*>(args.x);
+    auto* const partial = static_cast<typename Reduction::Value*>(args.workspace);
+    const Problem problem{args.outer, args.count, args.inner, reduce_parts(args), args.divisor};
+    if (args.inner == 1) {
+      const dim3 block = args.count / problem.parts <= (args.outer >= 1024 ? 8192 : 1024) ? dim3(warp_size, row_lanes)
+                                                                                          : dim3(warp_size * row_lanes);
+      const bool packed = aligned_to(16, x) && (args.outer == 1 || args.count % pack_width<T> == 0);
+      launch(name, reduce_rows<Reduction, T>, grid_size(args.outer * problem.parts, block.y), block, 0, stream, out,
+             partial, x, problem, packed);
+    } else {
+      constexpr int width = 8 / sizeof(T);
+      const dim3 block(warp_size, row_lanes);
+      const auto grid = [&](int columns) {
+        return grid_size(args.outer * problem.parts * ceil_div(args.inner, warp_size * columns), 1);
+      };
+      if (args.inner % width == 0 && aligned_to(8, x)) {
+        launch(name, reduce_columns<Reduction, T, width>, grid(width), block, 0, stream, out, partial, x, problem);
+      } else {
+        launch(name, reduce_columns<Reduction, T, 1>, grid(1), block, 0, stream, out, partial, x, problem);
+      }
+    }
+    if (problem.parts > 1) {
+      const int64_t results = args.outer * args.inner;
+      launch(name, combine_parts<Reduction, T>, grid_size(results, row_lanes), dim3(warp_size, row_lanes), 0, stream,
+             out, partial, results, problem);
+    }
+  });
+}
+
+// NaN is the maximum of whatever contains it.
+template <class A>
+__device__ inline bool attains(A value, A maximum) {
+  return value == maximum || (value != value && maximum != maximum);
+}
+
+// `lanes` threads for each result: a warp when the reduced elements are neighbours, one thread when the results are.
+template <class T, int lanes>
+__global__ void __launch_bounds__(256)
+    share_among_maxima(T* dx, const T* dout, const T* x, const T* out, int64_t results, int64_t count, int64_t inner) {
+  using A = accumulate_t<T>;
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
+  const int64_t step = int64_t{gridDim.x} * (256 / lanes);
+  for (int64_t result = (int64_t{blockIdx.x} * 256 + threadIdx.x) / lanes; result < results; result += step) {
+    const int64_t start = result / inner * count * inner + result % inner;
+    const A maximum = A(out[result]);
+    double ties = 0;
+    for (int64_t i = lane; i < count; i += lanes) ties += attains(A(x[start + i * inner]), maximum) ? 1 : 0;
+    ties = warp_sum<lanes>(ties);
+    const A share = static_cast<A>(static_cast<double>(A(dout[result])) / ties);
+    for (int64_t i = lane; i < count; i += lanes) {
+      dx[start + i * inner] = T(attains(A(x[start + i * inner]), maximum) ? share : A(0));
+    }
+  }
+}
+
+}  // namespace
+
+void sum(const ReduceArgs& args, const Stream& stream) { reduce<SumReduction>("sum", args, stream); }
+
+void max(const ReduceArgs& args, const Stream& stream) { reduce<MaxReduction>("max", args, stream); }
+
+void max_backward(const MaxGradArgs& args, const Stream& stream) {
+  dispatch_floating(args.dtype, "max", [&]<class T>() {
+    const int64_t results = args.outer * args.inner;
+    const auto run_with = [&]<int lanes>(std::integral_constant<int, lanes>) {
+      launch("max", share_among_maxima<T, lanes>, grid_size(results, 256 / lanes), 256, 0, stream,
+             static_cast<T*>(args.dx), static_cast<const T*>(args.dout), static_cast<const T*>(args.x),
+             static_cast<const T*>(args.out), results, args.count, args.inner);
+    };
+    if (args.inner == 1) {
+      run_with(std::integral_constant<int, warp_size>());
+    } else {
+      run_with(std::integral_constant<int, 1>());
+    }
+  });
+}
+
+}  // namespace strobe::kernels::cuda

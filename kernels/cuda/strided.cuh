@@ -1,0 +1,75 @@
+// Several strided arrays of one shape, walked together.
+#pragma once
+
+#include "strobe/kernels/cuda/cuda.h"
+
+namespace strobe::cuda {
+
+// Row-major positions to offsets in each operand. Axes that all operands walk evenly are merged, so that contiguous
+// arrays have one axis whatever their rank. Passed to kernels by value.
+template <int operands>
+struct StridedLayout {
+  static constexpr int max_rank = 8;
+
+  int rank = 0;
+  bool short_positions = true;  // 32 bits suffice, in which divisions are several times faster
+  int64_t size = 1;
+  int64_t sizes[max_rank] = {};
+  int64_t strides[max_rank][operands] = {};
+
+  // Strides in elements, one array per operand.
+  StridedLayout(int given_rank, const int64_t* given_sizes, const int64_t* const (&given_strides)[operands]) {
+    for (int axis = 0; axis < given_rank; ++axis) {
+      size *= given_sizes[axis];
+      if (given_sizes[axis] == 1) continue;
+      bool merges = rank > 0;
+      for (int k = 0; k < operands && merges; ++k) {
+        merges = strides[rank - 1][k] == given_strides[k][axis] * given_sizes[axis];
+      }
+      if (!merges) sizes[rank++] = 1;
+      sizes[rank - 1] *= given_sizes[axis];
+      for (int k = 0; k < operands; ++k) strides[rank - 1][k] = given_strides[k][axis];
+    }
+    if (rank == 0) sizes[rank++] = 1;
+    short_positions = size <= int64_t{0xffffffff};
+  }
+
+  int64_t inner_size() const { return sizes[rank - 1]; }
+  int64_t inner_stride(int operand) const { return strides[rank - 1][operand]; }
+
+  // True when `width` elements from any position that is a multiple of it lie one behind the other in an operand (or
+  // are one element, stride 0), and at a multiple of `width` from the operand's start.
+  bool has_packs(int operand, int width) const {
+    if (inner_size() % width != 0) return rank == 1 && (inner_stride(operand) == 0 || inner_stride(operand) == 1);
+    if (inner_stride(operand) == 0) return true;
+    for (int axis = 0; axis + 1 < rank; ++axis) {
+      if (strides[axis][operand] % width != 0) return false;
+    }
+    return inner_stride(operand) == 1;
+  }
+
+  struct Offsets {
+    int64_t of[operands];
+  };
+
+  __device__ Offsets offsets(int64_t position) const {
+    Offsets result{};
+    for (int axis = rank - 1; axis >= 0; --axis) {
+      int64_t index = position;
+      if (axis > 0 && short_positions) {
+        const uint32_t quotient = static_cast<uint32_t>(position) / static_cast<uint32_t>(sizes[axis]);
+        index = static_cast<uint32_t>(position) - quotient * static_cast<uint32_t>(sizes[axis]);
+        position = quotient;
+      } else if (axis > 0) {
+        const int64_t quotient = position / sizes[axis];
+        index = position - quotient * sizes[axis];
+        position = quotient;
+      }
+#pragma unroll
+      for (int k = 0; k < operands; ++k) result.of[k] += index * strides[axis][k];
+    }
+    return result;
+  }
+};
+
+}  // namespace strobe::cuda
