@@ -30,7 +30,6 @@ struct BackwardTiles {
   C* dvalue;               // (keys, head_dim)
   C* query;                // (queries, head_dim)
   C* dout;                 // (queries, head_dim)
-  C* dquery;               // (queries, head_dim)
   C* p;                    // (queries, keys): scores, then P
   C* ds;                   // (queries, keys): dP, then dS
   C* softcap_slopes;       // (keys)
@@ -40,7 +39,7 @@ struct BackwardTiles {
   BackwardTiles(Arena& arena, int64_t head_dim) {
     const int64_t width = whole_vectors<C>(head_dim);
     for (C** tile : {&key, &dkey, &dvalue}) *tile = arena.take<C>(long_key_block * width);
-    for (C** tile : {&query, &dout, &dquery}) *tile = arena.take<C>(attention_block * width);
+    for (C** tile : {&query, &dout}) *tile = arena.take<C>(attention_block * width);
     for (C** tile : {&key_transposed, &value_transposed}) *tile = arena.take<C>(head_dim * long_key_block);
     for (C** tile : {&p, &ds}) *tile = arena.take<C>(attention_block * long_key_block);
     softcap_slopes = arena.take<C>(long_key_block);
@@ -240,8 +239,7 @@ class Backward {
       for (int64_t i = 0; i < query_blocks_; ++i) {
         const Interval queries = queries_of_block(sequence, i);
         if (queries.empty() || !sequence.mask.keys_of(queries).overlaps(keys)) continue;
-        differentiate(sequence, head, queries, keys, tile);
-        add_dquery(sequence, head, i, block, tile.dquery);
+        differentiate(sequence, head, queries, keys, block, *turn_of(sequence, head, i), tile);
       }
     }
     store(tile.dkey, keys, rows_of_keys(args_.dkey, sequence, kv_head));
@@ -292,9 +290,9 @@ class Backward {
     if (dropout_.drops()) drop(dropout_, matrix, queries, keys, p, columns, 1);
   }
 
-  // One query block against one key block: adds to the tiles dkey and dvalue, leaves its share of dquery in that tile.
-  void differentiate(const Sequence& sequence, int64_t head, Interval queries, Interval keys,
-                     const BackwardTiles<C>& tile) {
+  // One query block against key block `block`: adds to the tiles dkey and dvalue, and in its turn to dquery.
+  void differentiate(const Sequence& sequence, int64_t head, Interval queries, Interval keys, int64_t block,
+                     std::atomic<int64_t>& turn, const BackwardTiles<C>& tile) {
     const Mask& mask = sequence.mask;
     const int64_t rows = queries.size();
     const int64_t columns = whole_vectors<C>(keys.size());
@@ -315,29 +313,24 @@ class Backward {
       }
     }
 
-    // dV += P^T dO, dK += dS^T Q, dQ = dS K
+    // dV += P^T dO, dK += dS^T Q, dQ += dS K
     const auto keys_of = [&](int64_t i) { return mask.keys_of(queries.begin + i).within(keys); };
     const auto queries_of = [&](int64_t j) { return mask.queries_of(keys.begin + j).within(queries); };
     const bool all_visible = mask.shows_all(queries, keys);
-    masked_product<C>(all_visible, keys.size(), width_, rows, tile.p, 1, columns, tile.dout, tile.dvalue, true,
-                      queries_of);
-    masked_product<C>(all_visible, keys.size(), width_, rows, tile.ds, 1, columns, tile.query, tile.dkey, true,
-                      queries_of);
-    masked_product<C>(all_visible, rows, width_, keys.size(), tile.ds, columns, 1, tile.key, tile.dquery, false,
-                      keys_of);
+    add_masked_product<C>(all_visible, keys.size(), width_, rows, tile.p, 1, columns, tile.dout, width_, tile.dvalue,
+                          width_, queries_of);
+    add_masked_product<C>(all_visible, keys.size(), width_, rows, tile.ds, 1, columns, tile.query, width_, tile.dkey,
+                          width_, queries_of);
+    await_turn(turn, block);
+    add_masked_product<C>(all_visible, rows, head_dim_, keys.size(), tile.ds, columns, 1, tile.key, width_,
+                          dquery.row(queries.begin), dquery.row_stride, keys_of);
+    turn.store(block + 1, std::memory_order_release);
   }
 
-  // Key blocks take turns in ascending order, whichever threads compute them, so that the bits never change.
-  void add_dquery(const Sequence& sequence, int64_t head, int64_t block, int64_t key_block_index, const C* tile) {
-    std::atomic<int64_t>& turn = *turn_of(sequence, head, block);
-    while (turn.load(std::memory_order_acquire) != key_block_index) std::this_thread::yield();
-    const Interval queries = queries_of_block(sequence, block);
-    const HeadRows<C> dquery = rows_of_dquery(sequence, head);
-    for (int64_t i = 0; i < queries.size(); ++i) {
-      C* const row = dquery.row(queries.begin + i);
-      for (int64_t c = 0; c < head_dim_; ++c) row[c] += tile[i * width_ + c];
-    }
-    turn.store(key_block_index + 1, std::memory_order_release);
+  // Key blocks take turns in adding to dquery, in ascending order whichever threads compute them, so that the bits
+  // never change.
+  static void await_turn(const std::atomic<int64_t>& turn, int64_t block) {
+    while (turn.load(std::memory_order_acquire) != block) std::this_thread::yield();
   }
 
   void store(const C* tile, Interval rows, const HeadRows<T>& target) {

@@ -167,17 +167,19 @@ void transpose_tile(const C* tile, int64_t rows, int64_t head_dim, C factor, C* 
   }
 }
 
-// out (m x n) = a (m x k) b (k x n), or += when `accumulate`, where row i of a holds zeros outside the interval
-// visible(i) of k; b and out are tiles. Where b is not finite these zeros are left out, for 0 * NaN must not reach a
-// sum; otherwise the bits are the same.
+// out (m x n) += a (m x k) b (k x n), where row i of a holds zeros outside the interval visible(i) of k; b is a tile of
+// rows of b_row elements. Where b is not finite these zeros are left out, for 0 * NaN must not reach a sum; otherwise
+// the bits are the same.
 template <class C, class Visible>
-void masked_product(bool all_visible, int64_t m, int64_t n, int64_t k, const C* a, int64_t a_row, int64_t a_col,
-                    const C* b, C* out, bool accumulate, Visible&& visible) {
-  if (all_visible || all_finite(b, k * n)) return gemm_tile<C>(m, n, k, a, a_row, a_col, b, n, out, n, accumulate);
+void add_masked_product(bool all_visible, int64_t m, int64_t n, int64_t k, const C* a, int64_t a_row, int64_t a_col,
+                        const C* b, int64_t b_row, C* out, int64_t out_row, Visible&& visible) {
+  if (all_visible || all_finite(b, k * b_row)) {
+    return gemm_tile<C>(m, n, k, a, a_row, a_col, b, b_row, out, out_row, true);
+  }
   for (int64_t i = 0; i < m; ++i) {
     const Interval p = visible(i);
-    gemm_tile<C>(1, n, p.size(), a + i * a_row + p.begin * a_col, a_row, a_col, b + p.begin * n, n, out + i * n, n,
-                 accumulate);
+    gemm_tile<C>(1, n, p.size(), a + i * a_row + p.begin * a_col, a_row, a_col, b + p.begin * b_row, b_row,
+                 out + i * out_row, out_row, true);
   }
 }
 
