@@ -58,6 +58,27 @@ struct OnlineSoftmax {
   STROBE_HD T lse(T scale = 1) const { return maximum * scale + log_(sum); }
 };
 
+// What two disjoint parts of one row, known by their lse, are of the whole: shares that sum to 1 unless both parts are
+// empty (lse -inf). What an empty part holds is not to be read.
+template <class T>
+struct SoftmaxShares {
+  bool sees_a;
+  bool sees_b;
+  T a = 0;
+  T b = 0;
+  T lse;
+
+  STROBE_HD SoftmaxShares(T lse_a, T lse_b)
+      : sees_a(lse_a != -std::numeric_limits<T>::infinity()), sees_b(lse_b != -std::numeric_limits<T>::infinity()) {
+    OnlineSoftmax<T> whole{.maximum = lse_a, .sum = sees_a ? T(1) : T(0)};
+    const OnlineSoftmax<T> other{.maximum = lse_b, .sum = sees_b ? T(1) : T(0)};
+    const auto factors = whole.merge(other);
+    if (sees_a) a = factors.mine / whole.sum;
+    if (sees_b) b = factors.other / whole.sum;
+    lse = whole.lse();
+  }
+};
+
 // Takes a tile of `count` scores into each of `rows` neighbouring rows: score j of row r is scores[j * stride + r], and
 // is replaced by its weight. factors[r] receives what the row's earlier output must be multiplied by.
 // On the host the rows are vector lanes.

@@ -1,6 +1,4 @@
 // Merges attention over two disjoint sets of keys, and its gradient: a warp for every query of every head.
-#include <limits>
-
 #include "strobe/kernels/attention.h"
 #include "strobe/kernels/cuda/cuda.h"
 #include "strobe/kernels/online_softmax.h"
@@ -11,26 +9,6 @@ namespace {
 using strobe::cuda::warp_size;
 
 constexpr int block_warps = 8;
-
-// Two partial results of one query: their shares of the whole, which sum to 1 unless neither saw a key.
-template <class C>
-struct Shares {
-  bool sees_a;
-  bool sees_b;
-  C a = 0;
-  C b = 0;
-  C lse;
-
-  __device__ Shares(C lse_a, C lse_b)
-      : sees_a(lse_a != -std::numeric_limits<C>::infinity()), sees_b(lse_b != -std::numeric_limits<C>::infinity()) {
-    OnlineSoftmax<C> whole{.maximum = lse_a, .sum = sees_a ? C(1) : C(0)};
-    const OnlineSoftmax<C> other{.maximum = lse_b, .sum = sees_b ? C(1) : C(0)};
-    const auto factors = whole.merge(other);
-    if (sees_a) a = factors.mine / whole.sum;
-    if (sees_b) b = factors.other / whole.sum;
-    lse = whole.lse();
-  }
-};
 
 // Calls f(row, state) in whole warps for every query of every head: `row` indexes rows of out, `state` elements of lse.
 template <class F>
@@ -49,7 +27,7 @@ __global__ void combine_forward_kernel(const __grid_constant__ AttentionCombineA
   using C = accumulate_t<T>;
   const int lane = static_cast<int>(threadIdx.x) % warp_size;
   for_each_query(args, [&](int64_t row, int64_t state) {
-    const Shares<C> shares(static_cast<const C*>(args.lse_a)[state], static_cast<const C*>(args.lse_b)[state]);
+    const SoftmaxShares<C> shares(static_cast<const C*>(args.lse_a)[state], static_cast<const C*>(args.lse_b)[state]);
     const T* const a = static_cast<const T*>(args.out_a) + row * args.head_dim;
     const T* const b = static_cast<const T*>(args.out_b) + row * args.head_dim;
     T* const out = static_cast<T*>(args.out) + row * args.head_dim;
@@ -69,7 +47,8 @@ __global__ void combine_backward_kernel(const __grid_constant__ AttentionCombine
   const AttentionCombineArgs& forward = args.forward;
   const int lane = static_cast<int>(threadIdx.x) % warp_size;
   for_each_query(forward, [&](int64_t row, int64_t state) {
-    const Shares<C> shares(static_cast<const C*>(forward.lse_a)[state], static_cast<const C*>(forward.lse_b)[state]);
+    const SoftmaxShares<C> shares(static_cast<const C*>(forward.lse_a)[state],
+                                  static_cast<const C*>(forward.lse_b)[state]);
     const int64_t offset = row * forward.head_dim;
     const T* const a = static_cast<const T*>(forward.out_a) + offset;
     const T* const b = static_cast<const T*>(forward.out_b) + offset;
