@@ -31,8 +31,7 @@ struct AttentionGradients {
 // dout and dlse may be undefined, but not both.
 void flash_backward(const Tensor& query, const Tensor& key, const Tensor& value, const AttentionResult& result,
                     const AttentionOptions& options, const Grads& douts, const AttentionGradients& gradients) {
-  const Tensor zero = zeros({1}, query.dtype(), query.device());
-  const Tensor dout = douts[0].defined() ? douts[0] : expand(zero, query.shape());
+  const Tensor dout = dout_or_zeros(douts[0], query);
   const Tensor dlse = douts[1].defined() ? contiguous(douts[1]) : Tensor();
   kernels::AttentionGradArgs args{.forward = attention_args(query, key, value, options),
                                   .dout = attention_operand(dout),

@@ -20,6 +20,9 @@ kernels::AttentionArgs attention_args(const Tensor& query, const Tensor& key, co
 // (batch, num_heads, seq_len_q), packed (num_heads, total_q).
 Shape lse_shape(const Tensor& query);
 
+// The gradient of `out`, zeros without memory of their own where none reached it.
+Tensor dout_or_zeros(const Tensor& dout, const Tensor& out);
+
 inline bool is_packed(const AttentionOptions& options) { return options.cu_seqlens_q.defined(); }
 
 }  // namespace strobe

@@ -1,4 +1,5 @@
-// What attention accepts, said before anything is allocated.
+// What the attention operations share: what they accept, said before anything is allocated, and the kernels' view of
+// it.
 #include <cmath>
 
 #include "strobe/core/ops/attention.h"
@@ -70,9 +71,9 @@ AttentionOptions checked_attention(const char* name, const Tensor& query, const 
     check_vector(name, "alibi_slopes", options.alibi_slopes, DType::f32, query.device());
     STROBE_CHECK(options.alibi_slopes.size() == query.dim(-2), name, ": alibi_slopes ", options.alibi_slopes.shape(),
                  " given, expected one for each of the ", query.dim(-2), " heads");
+    STROBE_CHECK(!options.alibi_slopes.requires_grad(), name,
+                 ": alibi_slopes that require a gradient given, expected constants");
   }
-  STROBE_CHECK(!options.alibi_slopes.defined() || !options.alibi_slopes.requires_grad(), name,
-               ": alibi_slopes that require a gradient given, expected constants");
   STROBE_CHECK(is_packed(options) || (options.max_seq_len_q == -1 && options.max_seq_len_k == -1), name,
                ": max_seq_len_q ", options.max_seq_len_q, " and max_seq_len_k ", options.max_seq_len_k,
                " given without cu_seqlens, expected -1");
@@ -125,6 +126,10 @@ kernels::AttentionArgs attention_args(const Tensor& query, const Tensor& key, co
           .total_k = packed ? key.dim(0) : 0,
           .kernel = options.kernel,
           .deterministic = options.deterministic};
+}
+
+Tensor dout_or_zeros(const Tensor& dout, const Tensor& out) {
+  return dout.defined() ? dout : expand(zeros({1}, out.dtype(), out.device()), out.shape());
 }
 
 Shape lse_shape(const Tensor& query) {

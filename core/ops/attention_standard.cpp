@@ -61,7 +61,7 @@ Grads standard_backward(const Tensor& query, const Tensor& key, const Tensor& va
   const kernels::AttentionArgs& args = saved.args;
   const int64_t kv_heads = args.num_kv_heads;
   const Tensor& weights = saved.weights;
-  const Tensor dout = douts[0].defined() ? douts[0] : expand(zeros({1}, query.dtype(), query.device()), query.shape());
+  const Tensor dout = dout_or_zeros(douts[0], query);
   const Tensor dlse = douts[1].defined() ? contiguous(douts[1]) : Tensor();
   const bool drops = args.dropout_p > 0;
 

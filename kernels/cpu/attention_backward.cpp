@@ -107,7 +107,6 @@ class Backward {
 
   void run() {
     const int64_t query_items = forward_.batch * forward_.num_heads * query_blocks_;
-    const int64_t key_items = forward_.batch * forward_.num_kv_heads * key_blocks_;
     for_each_in_order(query_items, threads_, [&](int64_t item, int64_t thread) {
       const Sequence sequence = sequence_of(forward_, item / query_blocks_ / forward_.num_heads);
       prepare(sequence, item / query_blocks_ % forward_.num_heads, item % query_blocks_, tiles_of(thread));
@@ -115,7 +114,7 @@ class Backward {
     // The same key block of all heads before the next one: threads side by side then add to different dqueries, and
     // with a causal mask the blocks that most queries see go first.
     const int64_t heads = forward_.batch * forward_.num_kv_heads;
-    for_each_in_order(key_items, threads_, [&](int64_t item, int64_t thread) {
+    for_each_in_order(heads * key_blocks_, threads_, [&](int64_t item, int64_t thread) {
       const int64_t head = item % heads;
       visit(sequence_of(forward_, head / forward_.num_kv_heads), head % forward_.num_kv_heads, item / heads,
             tiles_of(thread));
