@@ -5,30 +5,8 @@
 set -uo pipefail
 
 attention_memory=$1/examples/attention_memory
-passed=0 failed=0 skipped=0
-work=$(mktemp -d)
-trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
-cd "$work" || exit 1
-
-pass() { passed=$((passed + 1)); }
-fail() {
-  failed=$((failed + 1))
-  echo "FAILED: $1"
-}
-skip() {
-  skipped=$((skipped + 1))
-  echo "skipped: $1"
-}
-
-# check NAME COMMAND...: the command must succeed.
-check() {
-  local name=$1
-  shift
-  if "$@" >"$work/log" 2>&1; then pass; else
-    fail "$name"
-    tail -n 5 "$work/log"
-  fi
-}
+# shellcheck source=tests/examples/checks.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/checks.sh"
 
 # holds NAME FILE AWK: the awk program, run on a CSV whose columns it names as in f["seq_len"], must exit with 0.
 holds() {
@@ -202,5 +180,4 @@ fi
 check "full disk: the earlier file survives" cmp run.csv kept/run.csv
 check "full disk: nothing else is left" test "$(ls kept)" == run.csv
 
-echo "$passed passed, $failed failed, $skipped skipped"
-((failed == 0))
+finish

@@ -4,21 +4,12 @@
 set -uo pipefail
 
 attention_speed=$1/examples/attention_speed
-passed=0 failed=0 skipped=0
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
+# shellcheck source=tests/examples/checks.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/checks.sh"
 if [[ ! -x $attention_speed ]]; then
-  echo "skipped: built without Eigen"
-  echo "0 passed, 0 failed, 1 skipped"
-  exit 0
+  skip "built without Eigen"
+  finish
 fi
-
-pass() { passed=$((passed + 1)); }
-fail() {
-  failed=$((failed + 1))
-  echo "FAILED: $1"
-}
 
 # refuses NAME PATTERN OPTIONS...: exit status 1 (not a crash), one line on stderr that matches, nothing measured.
 refuses() {
@@ -87,5 +78,4 @@ END
   done
 fi
 
-echo "$passed passed, $failed failed, $skipped skipped"
-((failed == 0))
+finish

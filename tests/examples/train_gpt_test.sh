@@ -4,30 +4,8 @@
 set -uo pipefail
 
 train_gpt=$1/examples/train_gpt
-passed=0 failed=0 skipped=0
-work=$(mktemp -d)
-trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
-cd "$work" || exit 1
-
-pass() { passed=$((passed + 1)); }
-fail() {
-  failed=$((failed + 1))
-  echo "FAILED: $1"
-}
-skip() {
-  skipped=$((skipped + 1))
-  echo "skipped: $1"
-}
-
-# check NAME COMMAND...: the command must succeed.
-check() {
-  local name=$1
-  shift
-  if "$@" >"$work/log" 2>&1; then pass; else
-    fail "$name"
-    tail -n 5 "$work/log"
-  fi
-}
+# shellcheck source=tests/examples/checks.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/checks.sh"
 
 small=(--layers 1 --heads 2 --embed-dim 16 --context 16 --batch 2 --steps 4 --eval-batches 2 --sample-tokens 20)
 
@@ -164,5 +142,4 @@ else
   skip "a bar on a terminal: no script command or no pseudo-terminals"
 fi
 
-echo "$passed passed, $failed failed, $skipped skipped"
-((failed == 0))
+finish
