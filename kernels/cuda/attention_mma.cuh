@@ -22,26 +22,56 @@ struct MatrixView {
   bool vectors;  // rows begin at multiples of 16 bytes and are contiguous
 };
 
+// The queries of one sequence in one head, or anything shaped alike, and the keys likewise.
+template <class T>
+__device__ inline MatrixView<T> query_view(const AttentionArgs& args, const AttentionTensor& tensor,
+                                           const SequencePair& pair, int64_t head, bool vectors,
+                                           int64_t dim_stride = 1) {
+  return {static_cast<T*>(tensor.data) + pair.query_offset(tensor, head),
+          tensor.seq_stride,
+          dim_stride,
+          static_cast<int>(pair.seq_len_q),
+          static_cast<int>(args.head_dim),
+          vectors};
+}
+template <class T>
+__device__ inline MatrixView<T> key_view(const AttentionArgs& args, const AttentionTensor& tensor,
+                                         const SequencePair& pair, int64_t kv_head, bool vectors) {
+  return {static_cast<T*>(tensor.data) + pair.key_offset(tensor, kv_head),
+          tensor.seq_stride,
+          1,
+          static_cast<int>(pair.seq_len_k),
+          static_cast<int>(args.head_dim),
+          vectors};
+}
+
 // Whether rows of an operand can be copied 16 bytes at a time.
 inline bool rows_are_vectors(const AttentionTensor& tensor, int64_t dim_stride = 1) {
   return dim_stride == 1 && strobe::cuda::aligned_to(16, static_cast<const char*>(tensor.data)) &&
          tensor.batch_stride % 8 == 0 && tensor.seq_stride % 8 == 0 && tensor.head_stride % 8 == 0;
 }
 
+// load_tile where rows or columns are missing or no vectors; out of line, since few tiles are such.
 template <class T, int columns, int rows, int threads>
-__device__ __noinline__ void load_tile_by_elements(char* tile, MatrixView<const T> source, int first_row) {
+__device__ __noinline__ void load_tile_in_part(char* tile, MatrixView<const T> source, int first_row) {
   using Tile = SwizzledTile<columns>;
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < rows * Tile::chunks; i += threads) {
     const int row = i / Tile::chunks, chunk = i % Tile::chunks;
-    strobe::cuda::Pack<T, 8> pack{};
-    if (first_row + row < source.rows) {
-      const T* const from = source.data + (first_row + row) * source.row_stride;
-#pragma unroll
-      for (int c = 0; c < 8; ++c) {
-        if (8 * chunk + c < source.head_dim) pack[c] = from[(8 * chunk + c) * source.dim_stride];
-      }
+    const int elements = first_row + row < source.rows ? source.head_dim - 8 * chunk : 0;
+    const T* const from = source.data + (first_row + row) * source.row_stride;
+    char* const to = tile + Tile::offset(row, chunk);
+    if (source.vectors) {
+      const int bytes = elements <= 0 ? 0 : elements >= 8 ? 16 : 2 * elements;
+      copy_async_16(shared_address(to), bytes > 0 ? from + 8 * chunk : source.data, bytes);
+      continue;
     }
-    strobe::cuda::store_pack(reinterpret_cast<T*>(tile + Tile::offset(row, chunk)), pack);
+    strobe::cuda::Pack<T, 8> pack{};
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+      if (c < elements) pack[c] = from[(8 * chunk + c) * source.dim_stride];
+    }
+    strobe::cuda::store_pack(reinterpret_cast<T*>(to), pack);
   }
 }
 
@@ -52,30 +82,18 @@ __device__ inline void load_tile(char* tile, const MatrixView<const T>& source, 
   using Tile = SwizzledTile<columns>;
   constexpr int rows_at_once = threads / Tile::group;
   static_assert(rows % rows_at_once == 0 && rows_at_once % 8 == 0);
-  if (!source.vectors) return load_tile_by_elements<T, columns, rows, threads>(tile, source, first_row);
+  if (!source.vectors || first_row + rows > source.rows || source.head_dim < columns) {
+    return load_tile_in_part<T, columns, rows, threads>(tile, source, first_row);
+  }
   const int thread_row = static_cast<int>(threadIdx.x) / Tile::group;
   const int thread_chunk = static_cast<int>(threadIdx.x) % Tile::group;
   const uint32_t target = shared_address(tile) + Tile::offset(thread_row, thread_chunk);
   const T* from = source.data + (first_row + thread_row) * source.row_stride + 8 * thread_chunk;
-  if (first_row + rows <= source.rows && source.head_dim == columns) {  // nothing is missing
 #pragma unroll
-    for (int row = 0; row < rows; row += rows_at_once, from += rows_at_once * source.row_stride) {
-#pragma unroll
-      for (int chunk = 0; chunk < Tile::chunks; chunk += Tile::group) {
-        copy_async_16(target + static_cast<uint32_t>(row * Tile::row_bytes + 16 * chunk), from + 8 * chunk);
-      }
-    }
-    return;
-  }
-#pragma unroll 1
   for (int row = 0; row < rows; row += rows_at_once, from += rows_at_once * source.row_stride) {
-    const bool exists = first_row + thread_row + row < source.rows;
-#pragma unroll 1
+#pragma unroll
     for (int chunk = 0; chunk < Tile::chunks; chunk += Tile::group) {
-      const int elements = source.head_dim - 8 * (thread_chunk + chunk);
-      const int bytes = !exists || elements <= 0 ? 0 : elements >= 8 ? 16 : 2 * elements;
-      copy_async_16(target + static_cast<uint32_t>(row * Tile::row_bytes + 16 * chunk),
-                    bytes > 0 ? from + 8 * chunk : source.data, bytes);
+      copy_async_16(target + static_cast<uint32_t>(row * Tile::row_bytes + 16 * chunk), from + 8 * chunk);
     }
   }
 }
@@ -87,13 +105,24 @@ __device__ inline void store_rows(const char* tile, int tile_row, const MatrixVi
                                   int lane) {
   using Tile = SwizzledTile<columns>;
   using strobe::cuda::Pack;
+  const bool whole = target.vectors && first_row + rows <= target.rows && target.head_dim == columns;
+  const auto pack_at = [&](int row, int chunk) {
+    return strobe::cuda::load_pack<T, 8>(reinterpret_cast<const T*>(tile + Tile::offset(tile_row + row, chunk)));
+  };
+  if (whole) {
 #pragma unroll 4
+    for (int i = lane; i < rows * Tile::chunks; i += 32) {
+      const int row = i / Tile::chunks, chunk = i % Tile::chunks;
+      strobe::cuda::store_pack(target.data + (first_row + row) * target.row_stride + 8 * chunk, pack_at(row, chunk));
+    }
+    return;
+  }
+#pragma unroll 1
   for (int i = lane; i < rows * Tile::chunks; i += 32) {
     const int row = i / Tile::chunks, chunk = i % Tile::chunks;
     const int elements = target.head_dim - 8 * chunk;
     if (first_row + row >= target.rows || elements <= 0) continue;
-    const auto pack =
-        strobe::cuda::load_pack<T, 8>(reinterpret_cast<const T*>(tile + Tile::offset(tile_row + row, chunk)));
+    const auto pack = pack_at(row, chunk);
     T* const to = target.data + (first_row + row) * target.row_stride + 8 * chunk;
     if (target.vectors && elements >= 8) {
       strobe::cuda::store_pack(to, pack);

@@ -25,33 +25,22 @@ __global__ void __launch_bounds__(Shape::threads, 1) attention_backward(const __
     __syncthreads();
   }
   if (index >= params.blocks) return;
-  // In turns, heads vary fastest: few blocks at a time then add to the same dquery. Otherwise blocks of one head run
-  // together, which share its queries. The first keys come first: under a causal mask they have most to do.
-  const int64_t heads = args.batch * args.num_kv_heads;
-  const bool in_turns = params.deterministic;
-  const int64_t matrix = in_turns ? index % heads : index / params.key_blocks;
-  const int64_t kv_head = matrix % args.num_kv_heads;
-  const SequencePair pair(args, matrix / args.num_kv_heads);
+  // Blocks of one head that run together share its queries, but in deterministic mode they wait for each other: there,
+  // the blocks of some heads alternate. The first keys come first: under a causal mask they have most to do.
+  const int64_t part = index / (params.heads_together * params.key_blocks);
+  const int64_t first_matrix = part * params.heads_together;
+  const int64_t part_heads = min(params.heads_together, args.batch * args.num_kv_heads - first_matrix);
+  const int64_t part_index = index - first_matrix * params.key_blocks;
+  const int key_block = static_cast<int>(part_index / part_heads);
+  const int64_t matrix = first_matrix + part_index - key_block * part_heads;
+  const int64_t batch = matrix / args.num_kv_heads, kv_head = matrix - batch * args.num_kv_heads;
+  const SequencePair pair(args, batch);
   const Band band(pair);
   const int seq_len_q = static_cast<int>(pair.seq_len_q);
-  const int key_block = static_cast<int>(in_turns ? index / heads : index % params.key_blocks);
   const int first_key = key_block * Shape::keys;
   if (first_key >= band.seq_len_k) return;
 
-  const int head_dim = static_cast<int>(args.head_dim);
   const int group_heads = static_cast<int>(args.num_heads / args.num_kv_heads);
-  const MatrixView<const T> key{static_cast<const T*>(args.key.data) + pair.key_offset(args.key, kv_head),
-                                args.key.seq_stride,
-                                1,
-                                band.seq_len_k,
-                                head_dim,
-                                params.key_vectors};
-  const MatrixView<const T> value{static_cast<const T*>(args.value.data) + pair.key_offset(args.value, kv_head),
-                                  args.value.seq_stride,
-                                  1,
-                                  band.seq_len_k,
-                                  head_dim,
-                                  params.value_vectors};
   char* const key_tile = shared;
   char* const value_tile = key_tile + Shape::key_bytes;
   char* const p_tile = value_tile + Shape::key_bytes;
@@ -78,20 +67,13 @@ __global__ void __launch_bounds__(Shape::threads, 1) attention_backward(const __
   };
 
   const int first_head = static_cast<int>(kv_head) * group_heads;
-  const AttentionTensor& q = args.query;
-  const AttentionTensor& d = params.grad.dout;
   // Of the head whose queries are loaded next.
-  const T* head_query = static_cast<const T*>(q.data) + pair.query_offset(q, first_head);
-  const T* head_dout = static_cast<const T*>(d.data) + pair.query_offset(d, first_head);
+  auto query = query_view<const T>(args, args.query, pair, first_head, params.query_vectors);
+  auto dout =
+      query_view<const T>(args, params.grad.dout, pair, first_head, params.dout_vectors, params.grad.dout_dim_stride);
   const auto load_queries = [&](const Step& step, int stage) {
-    load_tile<T, columns, Shape::queries, Shape::threads>(
-        query_tile(stage), MatrixView<const T>{head_query, q.seq_stride, 1, seq_len_q, head_dim, params.query_vectors},
-        step.tile * Shape::queries);
-    load_tile<T, columns, Shape::queries, Shape::threads>(
-        dout_tile(stage),
-        MatrixView<const T>{head_dout, d.seq_stride, params.grad.dout_dim_stride, seq_len_q, head_dim,
-                            params.dout_vectors},
-        step.tile * Shape::queries);
+    load_tile<T, columns, Shape::queries, Shape::threads>(query_tile(stage), query, step.tile * Shape::queries);
+    load_tile<T, columns, Shape::queries, Shape::threads>(dout_tile(stage), dout, step.tile * Shape::queries);
     const int thread = static_cast<int>(threadIdx.x);
     if (thread < Shape::row_bytes / 16) {
       copy_async_16(shared_address(row_values(stage)) + 16 * thread, params.table.at(step.place, 0) + 4 * thread);
@@ -102,23 +84,25 @@ __global__ void __launch_bounds__(Shape::threads, 1) attention_backward(const __
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int group = warp / Shape::group_warps, member = warp % Shape::group_warps;
-  // This warp's place in the products: S and dP, dkey and dvalue, dquery.
+  // This warp's place in the products: S and dP, dkey or dvalue, dquery.
   const int score_row = member % Shape::score_warps * 16 * Shape::score_rows;
   const int score_column = group * Shape::group_keys + member / Shape::score_warps * 8 * Shape::score_columns;
+  const bool sums_dvalue = member < Shape::group_warps / 2;
   const int key_row = group * Shape::group_keys + member % Shape::key_warps * 16 * Shape::key_rows;
-  const int key_column = member / Shape::key_warps * 8 * Shape::key_columns;
+  const int key_column = member % (Shape::group_warps / 2) / Shape::key_warps * 8 * Shape::key_columns;
   const int query_row = warp % Shape::query_warps * 16 * Shape::query_rows;
   const int query_column = warp / Shape::query_warps * 8 * Shape::query_columns;
 
-  float dkey[Shape::key_rows][Shape::key_columns][4] = {};
-  float dvalue[Shape::key_rows][Shape::key_columns][4] = {};
+  float key_sum[Shape::key_rows][Shape::key_columns][4] = {};  // of dvalue or dkey
 
   Step current{first_head, first_tile, params.table.first_tile(args, pair, first_head) + first_tile};
   Step last{}, last_but_one{};
   int loaded_head = first_head;
   if (steps > 0) {
-    load_tile<T, columns, Shape::keys, Shape::threads>(key_tile, key, first_key);
-    load_tile<T, columns, Shape::keys, Shape::threads>(value_tile, value, first_key);
+    load_tile<T, columns, Shape::keys, Shape::threads>(
+        key_tile, key_view<const T>(args, args.key, pair, kv_head, params.key_vectors), first_key);
+    load_tile<T, columns, Shape::keys, Shape::threads>(
+        value_tile, key_view<const T>(args, args.value, pair, kv_head, params.value_vectors), first_key);
     load_queries(current, 0);
     if (params.score.sign != 1) {
       copy_async_wait<0>();
@@ -129,7 +113,7 @@ __global__ void __launch_bounds__(Shape::threads, 1) attention_backward(const __
   const float scale2 = params.score.magnitude * log2e;
   uint32_t tile_columns = Tile::columns_first(lane), tile_rows = Tile::rows_first(lane);
   uint32_t weight_columns = Weights::columns_first(lane), weight_rows = Weights::rows_first(lane);
-  uint32_t weight_pairs = Weights::offset(lane / 4, 0) + 4 * (lane % 4);  // where the lane's elements of a sum go
+  uint32_t weight_stores = Weights::stores(lane);
 
   // dQ += dS K
   const auto add_dquery = [&](const Step& step, int stage) {
@@ -166,7 +150,8 @@ __global__ void __launch_bounds__(Shape::threads, 1) attention_backward(const __
   // products and by the other after them: while one computes exponentials the other keeps the tensor cores busy.
   for (int step = 0; steps > 0; ++step) {
     // Addresses made of these are cheaper to compute again than to keep: the compiler shall not know them.
-    asm volatile("" : "+r"(tile_columns), "+r"(tile_rows), "+r"(weight_columns), "+r"(weight_rows), "+r"(weight_pairs));
+    asm volatile(""
+                 : "+r"(tile_columns), "+r"(tile_rows), "+r"(weight_columns), "+r"(weight_rows), "+r"(weight_stores));
     const int ds_stage = step % 2, stage = ds_stage & (params.stages - 1);
     const Step next = after(current);
     const int arriving = step + params.stages - 1;
@@ -176,8 +161,8 @@ __global__ void __launch_bounds__(Shape::threads, 1) attention_backward(const __
       const Step& arrival = params.stages == 2 ? next : current;
       if (arrival.head != loaded_head) {
         loaded_head = arrival.head;
-        head_query += q.head_stride;
-        head_dout += d.head_stride;
+        query.data += args.query.head_stride;
+        dout.data += params.grad.dout.head_stride;
       }
       load_queries(arrival, stage ^ (params.stages - 1));
     }
@@ -296,16 +281,15 @@ __global__ void __launch_bounds__(Shape::threads, 1) attention_backward(const __
           }
         }
       }
+      const uint32_t p_lane = shared_address(p_tile) + weight_stores;
+      const uint32_t ds_lane = shared_address(ds_tile(ds_stage)) + weight_stores;
 #pragma unroll
-      for (int n = 0; n < Shape::score_columns; ++n) {
+      for (int n = 0; n < Shape::score_columns; n += 2) {
 #pragma unroll
         for (int r = 0; r < Shape::score_rows; ++r) {
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            const uint32_t offset = Weights::square(weight_pairs, score_row + 16 * r + 8 * h, score_column / 8 + n);
-            *reinterpret_cast<uint32_t*>(p_tile + offset) = pack<T>(p[r][n][2 * h], p[r][n][2 * h + 1]);
-            *reinterpret_cast<uint32_t*>(ds_tile(ds_stage) + offset) = pack<T>(ds[r][n][2 * h], ds[r][n][2 * h + 1]);
-          }
+          const int row = score_row + 16 * r, chunk = score_column / 8 + n;
+          Weights::template store_square<T>(p_lane, row, chunk, p[r][n], p[r][n + 1]);
+          Weights::template store_square<T>(ds_lane, row, chunk, ds[r][n], ds[r][n + 1]);
         }
       }
       if (params.deterministic && threadIdx.x == 0) {
@@ -316,17 +300,12 @@ __global__ void __launch_bounds__(Shape::threads, 1) attention_backward(const __
       }
       asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(32 * Shape::group_warps) : "memory");
 
-      // dV += P^T dO, dK += dS^T Q
-      const uint32_t p_lane = shared_address(p_tile) + weight_rows;
-      const uint32_t ds_lane = shared_address(ds_tile(ds_stage)) + weight_rows;
-      const uint32_t dout_lane = shared_address(dout_tile(stage)) + tile_columns;
-      const uint32_t query_lane = shared_address(query_tile(stage)) + tile_columns;
+      // dV += P^T dO or dK += dS^T Q
+      const uint32_t weight_lane = shared_address(sums_dvalue ? p_tile : ds_tile(ds_stage)) + weight_rows;
+      const uint32_t row_lane = shared_address(sums_dvalue ? dout_tile(stage) : query_tile(stage)) + tile_columns;
       multiply_tiles<T, true, false, Shape::queries / 16>(
-          dvalue, [&](int r, int k) { return Weights::square(p_lane, 16 * k, key_row / 8 + 2 * r); },
-          [&](int n, int k) { return Tile::square(dout_lane, 16 * k, key_column / 8 + 2 * n); });
-      multiply_tiles<T, true, false, Shape::queries / 16>(
-          dkey, [&](int r, int k) { return Weights::square(ds_lane, 16 * k, key_row / 8 + 2 * r); },
-          [&](int n, int k) { return Tile::square(query_lane, 16 * k, key_column / 8 + 2 * n); });
+          key_sum, [&](int r, int k) { return Weights::square(weight_lane, 16 * k, key_row / 8 + 2 * r); },
+          [&](int n, int k) { return Tile::square(row_lane, 16 * k, key_column / 8 + 2 * n); });
     }
     if (group == 0 && step > 0) add_dquery(last, ds_stage ^ 1);
     if (step == steps) break;
@@ -342,40 +321,28 @@ __global__ void __launch_bounds__(Shape::threads, 1) attention_backward(const __
     if (steps >= 2) end_turn(last_but_one);
     end_turn(last);
   }
-  const float dkey_scale = static_cast<float>(args.softmax_scale);
-  const float dvalue_scale = general ? params.dropout.scale<float>() : 1.0f;
+  const float scale =
+      sums_dvalue ? (general ? params.dropout.scale<float>() : 1.0f) : static_cast<float>(args.softmax_scale);
+  const uint32_t stores = shared_address(sums_dvalue ? value_tile : key_tile) + Tile::stores(lane);
 #pragma unroll
   for (int r = 0; r < Shape::key_rows; ++r) {
 #pragma unroll
     for (int n = 0; n < Shape::key_columns; ++n) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const uint32_t offset = Tile::offset(key_row + 16 * r + 8 * h + lane / 4, key_column / 8 + n) + 4 * (lane % 4);
-        *reinterpret_cast<uint32_t*>(key_tile + offset) =
-            pack<T>(dkey[r][n][2 * h] * dkey_scale, dkey[r][n][2 * h + 1] * dkey_scale);
-        *reinterpret_cast<uint32_t*>(value_tile + offset) =
-            pack<T>(dvalue[r][n][2 * h] * dvalue_scale, dvalue[r][n][2 * h + 1] * dvalue_scale);
-      }
+      for (float& x : key_sum[r][n]) x *= scale;
+      if (n % 2 == 0) continue;
+      Tile::template store_square<T>(stores, key_row + 16 * r, key_column / 8 + n - 1, key_sum[r][n - 1],
+                                     key_sum[r][n]);
     }
   }
   __syncthreads();
-  const AttentionTensor& dk = params.grad.dkey;
-  const AttentionTensor& dv = params.grad.dvalue;
-  const MatrixView<T> dkey_rows{static_cast<T*>(dk.data) + pair.key_offset(dk, kv_head),
-                                dk.seq_stride,
-                                1,
-                                band.seq_len_k,
-                                head_dim,
-                                params.dkey_vectors};
-  const MatrixView<T> dvalue_rows{static_cast<T*>(dv.data) + pair.key_offset(dv, kv_head),
-                                  dv.seq_stride,
-                                  1,
-                                  band.seq_len_k,
-                                  head_dim,
-                                  params.dvalue_vectors};
   constexpr int rows = Shape::keys / Shape::warps;
-  store_rows<T, columns, rows>(key_tile, warp * rows, dkey_rows, first_key + warp * rows, lane);
-  store_rows<T, columns, rows>(value_tile, warp * rows, dvalue_rows, first_key + warp * rows, lane);
+  store_rows<T, columns, rows>(key_tile, warp * rows,
+                               key_view<T>(args, params.grad.dkey, pair, kv_head, params.dkey_vectors),
+                               first_key + warp * rows, lane);
+  store_rows<T, columns, rows>(value_tile, warp * rows,
+                               key_view<T>(args, params.grad.dvalue, pair, kv_head, params.dvalue_vectors),
+                               first_key + warp * rows, lane);
 }
 
 template <class T, class Shape>

@@ -6,9 +6,10 @@
 
 namespace strobe::kernels::cuda {
 
-// How 8 warps divide the products of one query tile and one key tile. Each group of 4 warps owns half of the keys: S,
-// dP (score_warps x the rest), dkey and dvalue (key_warps x the rest) are its own affair. The sum for dquery runs over
-// all keys and is divided among all warps (query_warps x the rest).
+// How 8 warps divide the products of one query tile and one key tile. Each group of 4 warps owns half of the keys: S
+// and dP (score_warps x the rest) are its own affair, dvalue that of its first two warps and dkey of the others
+// (key_warps x the rest): larger squares of one product read shared memory less often. The sum for dquery runs over all
+// keys and is divided among all warps (query_warps x the rest).
 template <int columns_, int queries_, int keys_, int score_warps_, int key_warps_, int query_warps_>
 struct BackwardShape {
   static constexpr int columns = columns_, queries = queries_, keys = keys_;
@@ -19,7 +20,7 @@ struct BackwardShape {
   static constexpr int score_rows = queries / score_warps / 16;
   static constexpr int score_columns = group_keys / (group_warps / score_warps) / 8;
   static constexpr int key_rows = group_keys / key_warps / 16;
-  static constexpr int key_columns = columns / (group_warps / key_warps) / 8;
+  static constexpr int key_columns = columns / (group_warps / 2 / key_warps) / 8;
   static constexpr int query_rows = queries / query_warps / 16, query_columns = columns / (warps / query_warps) / 8;
   static constexpr int key_bytes = keys * columns * 2, query_bytes = queries * columns * 2;
   static constexpr int weight_bytes = queries * keys * 2;
@@ -36,7 +37,7 @@ struct BackwardShape {
 template <int columns>
 using ShapeFor =
     std::conditional_t<columns == 64, BackwardShape<64, 128, 128, 4, 2, 4>,
-                       std::conditional_t<columns <= 128, BackwardShape<columns, 64, 128, 2, 2, columns == 96 ? 4 : 2>,
+                       std::conditional_t<columns <= 128, BackwardShape<columns, 64, 128, 2, 1, columns == 96 ? 4 : 2>,
                                           BackwardShape<columns, 64, 64, 2, 1, 2>>>;
 
 struct BackwardParams {
@@ -46,10 +47,11 @@ struct BackwardParams {
   int64_t all_query_tiles = 0;
   int64_t key_blocks = 0;
   int64_t blocks = 0;
-  float* dquery = nullptr;  // (all_query_tiles, elements of a tile)
-  RowTable table = {};      // log_sum is infinity where there is no query or no key
-  int* turns = nullptr;     // (all_query_tiles): how many key blocks have added to dquery
-  int* ticket = nullptr;    // (1)
+  int64_t heads_together = 1;  // whose key blocks are numbered in turns
+  float* dquery = nullptr;     // (all_query_tiles, elements of a tile)
+  RowTable table = {};         // log_sum is infinity where there is no query or no key
+  int* turns = nullptr;        // (all_query_tiles): how many key blocks have added to dquery
+  int* ticket = nullptr;       // (1)
   int stages = 2;
   bool deterministic = true;
   bool query_vectors = false;
@@ -82,20 +84,13 @@ __global__ void __launch_bounds__(128) prepare_backward(const __grid_constant__ 
   const int first_query = static_cast<int>(index % query_tiles) * Shape::queries;
   if (first_query >= seq_len_q) return;
 
-  const int head_dim = static_cast<int>(args.head_dim);
-  const AttentionTensor& o = args.out;
-  const AttentionTensor& d = params.grad.dout;
   char* const out_tile = shared;
   char* const dout_tile = out_tile + Shape::query_bytes;
   load_tile<T, columns, Shape::queries, 128>(
-      out_tile,
-      MatrixView<const T>{static_cast<const T*>(o.data) + pair.query_offset(o, head), o.seq_stride, 1, seq_len_q,
-                          head_dim, params.out_vectors},
-      first_query);
+      out_tile, query_view<const T>(args, args.out, pair, head, params.out_vectors), first_query);
   load_tile<T, columns, Shape::queries, 128>(
       dout_tile,
-      MatrixView<const T>{static_cast<const T*>(d.data) + pair.query_offset(d, head), d.seq_stride,
-                          params.grad.dout_dim_stride, seq_len_q, head_dim, params.dout_vectors},
+      query_view<const T>(args, params.grad.dout, pair, head, params.dout_vectors, params.grad.dout_dim_stride),
       first_query);
   copy_async_commit();
 
@@ -156,12 +151,14 @@ __device__ inline void add_to(float* thread_sums, int fragment, const float (&va
 }
 // What add_to summed.
 template <int threads>
-__device__ inline float4 read_sum(const float* thread_sums, int fragment) {
+__device__ inline void read_sum(float (&values)[4], const float* thread_sums, int fragment) {
   const float* const from = thread_sums + 4 * fragment * threads;
 #if __CUDA_ARCH__ >= 900
-  return *reinterpret_cast<const float4*>(from);
+  const float4 sum = *reinterpret_cast<const float4*>(from);
+  values[0] = sum.x, values[1] = sum.y, values[2] = sum.z, values[3] = sum.w;
 #else
-  return {from[0], from[threads], from[2 * threads], from[3 * threads]};
+#pragma unroll
+  for (int c = 0; c < 4; ++c) values[c] = from[c * threads];
 #endif
 }
 
@@ -186,26 +183,23 @@ __global__ void __launch_bounds__(Shape::threads) finish_backward(const __grid_c
   const int query_row = warp % Shape::query_warps * 16 * Shape::query_rows;
   const int query_column = warp / Shape::query_warps * 8 * Shape::query_columns;
   const float scale = params.score.magnitude;  // the keys that were summed have its sign
+  const uint32_t stores = shared_address(shared) + Tile::stores(lane);
 #pragma unroll
   for (int r = 0; r < Shape::query_rows; ++r) {
 #pragma unroll
-    for (int n = 0; n < Shape::query_columns; ++n) {
-      const float4 sum = read_sum<Shape::threads>(sums, r * Shape::query_columns + n);
-      const int row = query_row + 16 * r + lane / 4, chunk = query_column / 8 + n;
-      *reinterpret_cast<uint32_t*>(shared + Tile::offset(row, chunk) + 4 * (lane % 4)) =
-          pack<T>(sum.x * scale, sum.y * scale);
-      *reinterpret_cast<uint32_t*>(shared + Tile::offset(row + 8, chunk) + 4 * (lane % 4)) =
-          pack<T>(sum.z * scale, sum.w * scale);
+    for (int n = 0; n < Shape::query_columns; n += 2) {
+      float sum[2][4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        read_sum<Shape::threads>(sum[i], sums, r * Shape::query_columns + n + i);
+#pragma unroll
+        for (float& x : sum[i]) x *= scale;
+      }
+      Tile::template store_square<T>(stores, query_row + 16 * r, query_column / 8 + n, sum[0], sum[1]);
     }
   }
   __syncthreads();
-  const AttentionTensor& dq = params.grad.dquery;
-  const MatrixView<T> rows{static_cast<T*>(dq.data) + pair.query_offset(dq, head),
-                           dq.seq_stride,
-                           1,
-                           static_cast<int>(pair.seq_len_q),
-                           static_cast<int>(args.head_dim),
-                           params.dquery_vectors};
+  const auto rows = query_view<T>(args, params.grad.dquery, pair, head, params.dquery_vectors);
   constexpr int count = Shape::queries / Shape::warps;
   store_rows<T, Shape::columns, count>(shared, warp * count, rows, first_query + warp * count, lane);
 }
@@ -230,6 +224,8 @@ BackwardParams backward_params(const AttentionGradArgs& grad, void* base, size_t
   take(params.turns, params.all_query_tiles);
   take(params.ticket, 1);
   params.deterministic = args.deterministic;
+  // In turns, more heads would not share the L2 cache well, and fewer would wait more for each other's blocks.
+  if (params.deterministic) params.heads_together = 64;
   params.query_vectors = rows_are_vectors(args.query);
   params.key_vectors = rows_are_vectors(args.key);
   params.value_vectors = rows_are_vectors(args.value);

@@ -12,12 +12,13 @@ struct ForwardParams {
   AttentionDropout dropout;
   int64_t query_blocks;
   int64_t blocks;
+  int64_t group_heads;  // heads that share keys
   int stages;
   bool query_vectors;
   bool key_vectors;
   bool value_vectors;
   bool out_vectors;
-  RowTable table;  // with data: only to split large lse of an earlier call in two, for backward
+  RowTable table;  // with data: only to split large lse of an earlier call in two, for backward; in `general` alone
 };
 
 // Up to head_dim 128 a warp has 32 queries, so that a fragment of a key or value feeds two products; above, the
@@ -31,6 +32,10 @@ struct ForwardTile {
   static constexpr int queries = warps * warp_rows;
   // As many as the registers hold; softcap, ALiBi and dropout need some, too.
   static constexpr int keys = (columns <= 64 ? 128 : 64) / (general && columns <= 128 ? 2 : 1);
+  // In a masked block of keys, parts that no query of the warp sees are left out.
+  static constexpr int part_keys = keys < 64 ? keys : 64;
+  // Whether the products with the first keys begin before their values have come.
+  static constexpr bool values_later = columns <= 64;
   static constexpr int blocks_at_once = columns <= 128 ? 2 : 1;
   static constexpr int query_bytes = queries * columns * 2;
   static constexpr int key_bytes = keys * columns * 2;
@@ -38,7 +43,7 @@ struct ForwardTile {
   static constexpr int shared_bytes(int stages) { return query_bytes + stages * 2 * key_bytes; }
 };
 
-// `general`: with softcap, ALiBi or dropout.
+// `general`: with softcap, ALiBi or dropout, or to split large lse.
 template <class T, int columns, bool general>
 __global__ void __launch_bounds__(ForwardTile<columns, general>::threads, ForwardTile<columns, general>::blocks_at_once)
     attention_forward(const __grid_constant__ ForwardParams params) {
@@ -54,41 +59,25 @@ __global__ void __launch_bounds__(ForwardTile<columns, general>::threads, Forwar
   const int64_t index = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
   if (index >= params.blocks) return;
   const int64_t matrix = index / params.query_blocks;  // batch * num_heads + head
-  const int64_t head = matrix % args.num_heads;
-  const int64_t kv_head = head / (args.num_heads / args.num_kv_heads);
-  const SequencePair pair(args, matrix / args.num_heads);
+  const int64_t batch = matrix / args.num_heads, head = matrix - batch * args.num_heads;
+  const int64_t kv_head = head / params.group_heads;
+  const SequencePair pair(args, batch);
   const Band band(pair);
   const int seq_len_q = static_cast<int>(pair.seq_len_q);
   // The last queries first: under a causal mask they have most to do.
-  const int first_query = static_cast<int>(params.query_blocks - 1 - index % params.query_blocks) * Shape::queries;
+  const int first_query = static_cast<int>((matrix + 1) * params.query_blocks - 1 - index) * Shape::queries;
   if (first_query >= seq_len_q) return;
   float* const lse = static_cast<float*>(args.lse) + pair.lse_offset(args, head);
-  if (params.table.data != nullptr) {
+  const bool splits_lse = general && params.table.data != nullptr;
+  if (splits_lse) {
     const int row = first_query + static_cast<int>(threadIdx.x);
     const float given = threadIdx.x < Shape::queries && row < seq_len_q ? fabsf(lse[row]) : 0.0f;
     if (!__syncthreads_or(given > exact_lse && given < infinity)) return;
   }
 
-  const int head_dim = static_cast<int>(args.head_dim);
-  const MatrixView<const T> query{static_cast<const T*>(args.query.data) + pair.query_offset(args.query, head),
-                                  args.query.seq_stride,
-                                  1,
-                                  seq_len_q,
-                                  head_dim,
-                                  params.query_vectors};
-  const MatrixView<const T> key{static_cast<const T*>(args.key.data) + pair.key_offset(args.key, kv_head),
-                                args.key.seq_stride,
-                                1,
-                                band.seq_len_k,
-                                head_dim,
-                                params.key_vectors};
-  const MatrixView<const T> value{static_cast<const T*>(args.value.data) + pair.key_offset(args.value, kv_head),
-                                  args.value.seq_stride,
-                                  1,
-                                  band.seq_len_k,
-                                  head_dim,
-                                  params.value_vectors};
-
+  const auto query = query_view<const T>(args, args.query, pair, head, params.query_vectors);
+  const auto key = key_view<const T>(args, args.key, pair, kv_head, params.key_vectors);
+  const auto value = key_view<const T>(args, args.value, pair, kv_head, params.value_vectors);
   char* const query_tile = shared;
   const auto key_tile = [&](int stage) { return shared + Shape::query_bytes + stage * 2 * Shape::key_bytes; };
   const auto value_tile = [&](int stage) { return key_tile(stage) + Shape::key_bytes; };
@@ -111,6 +100,7 @@ __global__ void __launch_bounds__(ForwardTile<columns, general>::threads, Forwar
   if (first_block < end_block) {
     load_tile<T, columns, Shape::queries, Shape::threads>(query_tile, query, first_query);
     load_tile<T, columns, Shape::keys, Shape::threads>(key_tile(0), key, (end_block - 1) * Shape::keys);
+    if (Shape::values_later) copy_async_commit();
     load_tile<T, columns, Shape::keys, Shape::threads>(value_tile(0), value, (end_block - 1) * Shape::keys);
     copy_async_commit();
     if (params.score.sign != 1) {
@@ -122,33 +112,37 @@ __global__ void __launch_bounds__(ForwardTile<columns, general>::threads, Forwar
 
   const float scale2 = (general && params.score.changes_products() ? 1.0f : params.score.magnitude * log2e);
   const uint32_t query_lane = shared_address(query_tile) + Tile::columns_first(lane);
-  int stage = 0;
-  for (int block = end_block - 1; block >= first_block; --block, stage ^= params.stages - 1) {
-    const int first_key = block * Shape::keys;
-    const int arriving = block - (params.stages - 1);
-    if (params.stages == 2) copy_async_wait<0>();
-    __syncthreads();
-    if (arriving >= first_block && arriving < end_block - 1) {
-      const int other = stage ^ (params.stages - 1);
-      load_tile<T, columns, Shape::keys, Shape::threads>(key_tile(other), key, arriving * Shape::keys);
-      load_tile<T, columns, Shape::keys, Shape::threads>(value_tile(other), value, arriving * Shape::keys);
-      copy_async_commit();
-    }
-    if (params.stages == 1) {
-      copy_async_wait<0>();
-      __syncthreads();
-    }
-    if (warp_query > warp_last || first_key >= band.end(warp_last) ||
-        first_key + Shape::keys <= band.begin(warp_query)) {
-      continue;
-    }
+  // The products of this warp with one block of keys; `edge`: some scores may be masked.
+  const auto visit = [&]<bool edge>(int first_key, int stage, auto&& wait_for_values) {
+    constexpr int parts = edge ? Shape::keys / Shape::part_keys : 1;
+    constexpr int part_tiles = key_tiles / parts;
+    const auto hidden = [&](int part) {
+      const int first = first_key + Shape::part_keys * part;
+      return parts > 1 && (first >= band.end(warp_last) || first + Shape::part_keys <= band.begin(warp_query));
+    };
 
     // S = Q K^T
     float scores[R][key_tiles][4] = {};
     const uint32_t key_lane = shared_address(key_tile(stage)) + Tile::rows_first(lane);
-    multiply_tiles<T, false, true, columns / 16>(
-        scores, [&](int r, int step) { return Tile::square(query_lane, warp * Shape::warp_rows + 16 * r, 2 * step); },
-        [&](int n, int step) { return Tile::square(key_lane, 16 * n, 2 * step); });
+    const auto query_at = [&](int r, int step) {
+      return Tile::square(query_lane, warp * Shape::warp_rows + 16 * r, 2 * step);
+    };
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      if (hidden(part)) continue;
+      float products[R][part_tiles][4] = {};
+      multiply_tiles<T, false, true, columns / 16>(products, query_at, [&](int n, int step) {
+        return Tile::square(key_lane, 8 * part_tiles * part + 16 * n, 2 * step);
+      });
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+#pragma unroll
+        for (int n = 0; n < part_tiles; ++n) {
+#pragma unroll
+          for (int c = 0; c < 4; ++c) scores[r][part_tiles * part + n][c] = products[r][n][c];
+        }
+      }
+    }
 
     if constexpr (general) {
       if (params.score.changes_products()) {
@@ -173,7 +167,7 @@ __global__ void __launch_bounds__(ForwardTile<columns, general>::threads, Forwar
         }
       }
     }
-    if (first_key < band.begin(warp_last) || first_key + Shape::keys > band.end(warp_query)) {
+    if (edge && (first_key < band.begin(warp_last) || first_key + Shape::keys > band.end(warp_query))) {
 #pragma unroll
       for (int r = 0; r < R; ++r) {
 #pragma unroll
@@ -247,14 +241,9 @@ __global__ void __launch_bounds__(ForwardTile<columns, general>::threads, Forwar
         }
       }
     };
-    constexpr bool all_first = general;
-    if constexpr (all_first) {
+    if constexpr (general) {
 #pragma unroll
       for (int step = 0; step < key_tiles / 2; ++step) weigh(step);
-    } else {
-      weigh(0);
-    }
-    if constexpr (general) {
       if (params.dropout.drops()) {
 #pragma unroll
         for (int n = 0; n < key_tiles; n += 4) {
@@ -279,44 +268,77 @@ __global__ void __launch_bounds__(ForwardTile<columns, general>::threads, Forwar
     }
 
     // O += P V
-    {
-      const uint32_t value_lane = shared_address(value_tile(stage)) + Tile::columns_first(lane);
-      constexpr int steps = key_tiles / 2, pairs = dim_tiles / 2;
+    wait_for_values();
+    const uint32_t value_lane = shared_address(value_tile(stage)) + Tile::columns_first(lane);
+    constexpr int steps = part_tiles / 2, pairs = dim_tiles / 2;
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      if (hidden(part)) continue;
+      if constexpr (!general) weigh(steps * part);
       uint32_t a[R][4], b[2][4];
-      load_matrices_transposed(b[0], Tile::square(value_lane, 0, 0));
+      load_matrices_transposed(b[0], Tile::square(value_lane, 16 * steps * part, 0));
 #pragma unroll
-      for (int step = 0; step < steps; ++step) {
-#pragma unroll
-        for (int r = 0; r < R; ++r) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const float* const p = &scores[r][2 * step + i / 2][i % 2 * 2];
-            a[r][i] = pack<T>(p[0], p[1]);
-          }
-        }
-        if constexpr (!all_first) {
-          if (step + 1 < steps) weigh(step + 1);
-        }
-#pragma unroll
-        for (int n = 0; n < pairs; ++n) {
-          const int now = step * pairs + n;
-          if (now + 1 < steps * pairs) {
-            load_matrices_transposed(b[(now + 1) % 2],
-                                     Tile::square(value_lane, (now + 1) / pairs * 16, (now + 1) % pairs * 2));
-          }
+      for (int now = 0; now < steps * pairs; ++now) {
+        const int step = steps * part + now / pairs, n = now % pairs, next = now + 1;
+        if (n == 0) {
 #pragma unroll
           for (int r = 0; r < R; ++r) {
-            multiply_add<T>(out[r][2 * n], a[r], b[now % 2][0], b[now % 2][1]);
-            multiply_add<T>(out[r][2 * n + 1], a[r], b[now % 2][2], b[now % 2][3]);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              const float* const p = &scores[r][2 * step + i / 2][i % 2 * 2];
+              a[r][i] = pack<T>(p[0], p[1]);
+            }
           }
+          if (!general && now < (steps - 1) * pairs) weigh(step + 1);
+        }
+        if (next < steps * pairs) {
+          load_matrices_transposed(b[next % 2],
+                                   Tile::square(value_lane, 16 * (steps * part + next / pairs), next % pairs * 2));
+        }
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+          multiply_add<T>(out[r][2 * n], a[r], b[now % 2][0], b[now % 2][1]);
+          multiply_add<T>(out[r][2 * n + 1], a[r], b[now % 2][2], b[now % 2][3]);
         }
       }
+    }
+  };
+
+  for (int block = end_block - 1, stage = 0; block >= first_block; --block, stage ^= params.stages - 1) {
+    const int first_key = block * Shape::keys;
+    const int arriving = block - (params.stages - 1);
+    const bool values_pending = Shape::values_later && block == end_block - 1;
+    if (params.stages == 2) values_pending ? copy_async_wait<1>() : copy_async_wait<0>();
+    __syncthreads();
+    if (arriving >= first_block && arriving < end_block - 1) {
+      const int other = stage ^ (params.stages - 1);
+      load_tile<T, columns, Shape::keys, Shape::threads>(key_tile(other), key, arriving * Shape::keys);
+      load_tile<T, columns, Shape::keys, Shape::threads>(value_tile(other), value, arriving * Shape::keys);
+    }
+    copy_async_commit();
+    if (params.stages == 1) {
+      copy_async_wait<0>();
+      __syncthreads();
+    }
+    const auto wait_for_values = [&] {
+      if (!values_pending) return;
+      copy_async_wait<1>();
+      __syncthreads();
+    };
+    if (warp_query > warp_last || first_key >= band.end(warp_last) ||
+        first_key + Shape::keys <= band.begin(warp_query)) {
+      wait_for_values();
+    } else if (general || first_key < band.begin(warp_last) || first_key + Shape::keys > band.end(warp_query)) {
+      visit.template operator()<true>(first_key, stage, wait_for_values);
+    } else {
+      visit.template operator()<false>(first_key, stage, wait_for_values);
     }
   }
 
   // The warp's queries are its own: their place holds the result on its way to whole rows.
   if (warp_query > warp_last) return;
-  const int64_t table_tile = params.table.data == nullptr ? 0 : params.table.first_tile(args, pair, head);
+  const uint32_t stores = shared_address(query_tile) + Tile::stores(lane);
+  const int64_t table_tile = splits_lse ? params.table.first_tile(args, pair, head) : 0;
 #pragma unroll
   for (int r = 0; r < R; ++r) {
 #pragma unroll
@@ -327,7 +349,7 @@ __global__ void __launch_bounds__(ForwardTile<columns, general>::threads, Forwar
       total += __shfl_xor_sync(~0u, total, 1);
       total += __shfl_xor_sync(~0u, total, 2);
       const float own_lse = (maximum[r][h] + log2f(total)) * ln2;
-      if (params.table.data != nullptr) {
+      if (splits_lse) {
         // lse may belong to more keys than these: then the two differ by more than rounding.
         if (lane % 4 == 0 && row < seq_len_q && fabsf(own_lse) > exact_lse &&
             fabsf(own_lse - lse[row]) <= 4.8e-7f * fabsf(own_lse)) {
@@ -337,41 +359,37 @@ __global__ void __launch_bounds__(ForwardTile<columns, general>::threads, Forwar
         }
         continue;
       }
+      if (lane % 4 == 0 && row < seq_len_q) lse[row] = sees ? own_lse : -infinity;
       const float inverse = params.dropout.scale<float>() / total;
 #pragma unroll
       for (int d = 0; d < dim_tiles; ++d) {
-        const uint32_t packed = pack<T>(out[r][d][2 * h] * inverse, out[r][d][2 * h + 1] * inverse);
-        *reinterpret_cast<uint32_t*>(query_tile + Tile::offset(warp * Shape::warp_rows + 16 * r + 8 * h + lane / 4, d) +
-                                     4 * (lane % 4)) = sees ? packed : 0;
+#pragma unroll
+        for (int c = 2 * h; c < 2 * h + 2; ++c) out[r][d][c] = sees ? out[r][d][c] * inverse : 0.0f;
       }
-      if (lane % 4 == 0 && row < seq_len_q) lse[row] = sees ? own_lse : -infinity;
+    }
+    if (splits_lse) continue;
+#pragma unroll
+    for (int d = 0; d < dim_tiles; d += 2) {
+      Tile::template store_square<T>(stores, warp * Shape::warp_rows + 16 * r, d, out[r][d], out[r][d + 1]);
     }
   }
-  if (params.table.data != nullptr) return;
+  if (splits_lse) return;
   __syncwarp();
-  const MatrixView<T> result{static_cast<T*>(args.out.data) + pair.query_offset(args.out, head),
-                             args.out.seq_stride,
-                             1,
-                             seq_len_q,
-                             head_dim,
-                             params.out_vectors};
+  const auto result = query_view<T>(args, args.out, pair, head, params.out_vectors);
   store_rows<T, columns, Shape::warp_rows>(query_tile, warp * Shape::warp_rows, result, warp_query, lane);
-}
-
-bool is_general(const AttentionArgs& args) {
-  return args.softcap != 0 || args.alibi_slopes != nullptr || dropout_of(args).drops();
 }
 
 // Calls f<T, columns, general>().
 template <class F>
-auto dispatch_forward(const AttentionArgs& args, F&& f) {
+auto dispatch_forward(const AttentionArgs& args, bool splits_lse, F&& f) {
+  const bool general = splits_lse || args.softcap != 0 || args.alibi_slopes != nullptr || dropout_of(args).drops();
   return dispatch_mma(args, [&]<class T, int columns>() {
-    return is_general(args) ? f.template operator()<T, columns, true>() : f.template operator()<T, columns, false>();
+    return general ? f.template operator()<T, columns, true>() : f.template operator()<T, columns, false>();
   });
 }
 
 void launch_forward(const AttentionArgs& args, const RowTable& table, const Stream& stream) {
-  dispatch_forward(args, [&]<class T, int columns, bool general>() {
+  dispatch_forward(args, table.data != nullptr, [&]<class T, int columns, bool general>() {
     using Shape = ForwardTile<columns, general>;
     const int64_t query_blocks = strobe::cuda::ceil_div(args.seq_len_q, Shape::queries);
     const int64_t blocks = query_blocks * args.batch * args.num_heads;
@@ -381,6 +399,7 @@ void launch_forward(const AttentionArgs& args, const RowTable& table, const Stre
                                dropout_of(args),
                                query_blocks,
                                blocks,
+                               args.num_heads / args.num_kv_heads,
                                Shape::shared_bytes(2) <= shared_limit ? 2 : 1,
                                rows_are_vectors(args.query),
                                rows_are_vectors(args.key),
@@ -395,15 +414,16 @@ void launch_forward(const AttentionArgs& args, const RowTable& table, const Stre
 }  // namespace
 
 std::string mma_attention_forward_tile(const AttentionArgs& args) {
-  return dispatch_forward(args, [&]<class T, int columns, bool general>() {
+  return dispatch_forward(args, false, [&]<class T, int columns, bool general>() {
     using Shape = ForwardTile<columns, general>;
     return concat_message(Shape::queries, " x ", Shape::keys);
   });
 }
 
 int mma_attention_forward_shared_bytes(const AttentionArgs& args) {
-  return dispatch_forward(
-      args, [&]<class T, int columns, bool general>() { return ForwardTile<columns, general>::shared_bytes(1); });
+  return dispatch_forward(args, false, [&]<class T, int columns, bool general>() {
+    return ForwardTile<columns, general>::shared_bytes(1);
+  });
 }
 
 void mma_attention_forward(const AttentionArgs& args, const Stream& stream) { launch_forward(args, {}, stream); }

@@ -118,6 +118,35 @@ struct SwizzledTile {
     return (lane_address ^ static_cast<uint32_t>(chunk % group << 4)) +
            static_cast<uint32_t>(row * row_bytes + chunk / group * group * 16);
   }
+
+  // Where a lane writes for store_square at row 0, chunk 0.
+  static __device__ uint32_t stores(int lane) {
+#if __CUDA_ARCH__ >= 900
+    return columns_first(lane);
+#else
+    return offset(lane / 4, 0) + 4 * (lane % 4);
+#endif
+  }
+  // Writes two neighbouring 16 x 8 results of multiply_add, rounded to T, to the square at row, chunk.
+  template <class T>
+  static __device__ void store_square(uint32_t lane_address, int row, int chunk, const float (&left)[4],
+                                      const float (&right)[4]) {
+    const uint32_t matrices[4] = {pack<T>(left[0], left[1]), pack<T>(left[2], left[3]), pack<T>(right[0], right[1]),
+                                  pack<T>(right[2], right[3])};
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(square(lane_address, row, chunk)),
+        "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])
+        : "memory");
+#else
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      asm volatile("st.shared.b32 [%0], %1;" ::"r"(square(lane_address, row + i % 2 * 8, chunk + i / 2)),
+                   "r"(matrices[i])
+                   : "memory");
+    }
+#endif
+  }
 };
 
 // sum (16 R x 16 N) += a b over `steps` slices of 16. a_at(r, step) and b_at(n, step) are lane addresses of the 16 x 16
