@@ -71,5 +71,9 @@ function(strobe_add_cuda library)
   # CMake 3.25 does not know that nvcc speaks C++20. What nvcc hands to the host compiler does not pass -Wpedantic.
   target_compile_options(
     ${library} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--expt-relaxed-constexpr;--extended-lambda;--Werror=all-warnings;--compiler-options=-Wall,-Wextra,-Werror,-Wno-unknown-pragmas>")
+  if(CMAKE_CUDA_ARCHITECTURES MATCHES "90a")
+    set_source_files_properties(${PROJECT_SOURCE_DIR}/kernels/cuda/attention_hopper_forward.cu
+                                TARGET_DIRECTORY ${library} PROPERTIES COMPILE_DEFINITIONS STROBE_CUDA_HOPPER)
+  endif()
   target_link_libraries(${library} PRIVATE CUDA::cudart_static CUDA::cublasLt)
 endfunction()

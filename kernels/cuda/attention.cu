@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "strobe/kernels/cuda/attention_common.cuh"
+#include "strobe/kernels/cuda/attention_hopper.h"
 #include "strobe/kernels/cuda/attention_mma.h"
 #include "strobe/kernels/cuda/attention_portable.h"
 
@@ -35,24 +36,60 @@ void log_dispatch(const char* operation, const AttentionArgs& args, const std::s
   if (printed.insert(line).second) std::cerr << line << '\n';
 }
 
-// The kernel for a case that is supported: portable or mma.
+// Why a kernel does not compute a pass; empty if it does.
+using Refusal = std::string (*)(const AttentionArgs&, Device);
+struct Candidate {
+  AttentionKernel kernel;
+  const char* name;
+  Refusal refusal;
+  std::string (*tile)(const AttentionArgs&);
+};
+
+std::string no_hopper_backward(const AttentionArgs&, Device) { return "it has no backward pass"; }
+std::string no_refusal(const AttentionArgs&, Device) { return {}; }
+std::string no_tile(const AttentionArgs&) { return {}; }
+
+// The fastest first; the last one takes everything.
+constexpr Candidate forward_candidates[] = {
+    {AttentionKernel::hopper, "hopper", hopper_attention_forward_refusal, hopper_attention_forward_tile},
+    {AttentionKernel::mma, "mma", mma_attention_refusal, mma_attention_forward_tile},
+    {AttentionKernel::portable, "portable", no_refusal, portable_attention_forward_tile}};
+constexpr Candidate backward_candidates[] = {
+    {AttentionKernel::hopper, "hopper", no_hopper_backward, no_tile},
+    {AttentionKernel::mma, "mma", mma_attention_refusal, mma_attention_backward_tile},
+    {AttentionKernel::portable, "portable", no_refusal, portable_attention_backward_tile}};
+
+void require_accepted(const char* operation, const Candidate& candidate, const AttentionArgs& args, Device device) {
+  const std::string refusal = candidate.refusal(args, device);
+  STROBE_CHECK(refusal.empty(), operation, ": kernel ", candidate.name, " given, but ", refusal);
+}
+
+// The kernel for a pass: the one that is asked for, or else the first that takes it. Throws when that is none.
 AttentionKernel choose_kernel(const char* operation, const AttentionArgs& args, Device device,
-                              std::string (*portable_tile)(const AttentionArgs&)) {
-  const std::string refusal =
-      args.kernel == AttentionKernel::portable ? "portable was asked for" : mma_attention_refusal(args, device);
-  if (dispatch_is_logged()) {
-    log_dispatch(operation, args,
-                 refusal.empty()
-                     ? "kernel mma"
-                     : concat_message("kernel portable, tile ", portable_tile(args), "; not mma: ", refusal));
+                              const Candidate (&candidates)[3]) {
+  std::string reasons;
+  for (const Candidate& candidate : candidates) {
+    const bool asked = args.kernel == candidate.kernel;
+    if (!asked && args.kernel != AttentionKernel::auto_select) continue;
+    if (asked) require_accepted(operation, candidate, args, device);
+    const std::string refusal = candidate.refusal(args, device);
+    if (!refusal.empty()) {
+      reasons += concat_message("; not ", candidate.name, ": ", refusal);
+      continue;
+    }
+    if (dispatch_is_logged()) {
+      log_dispatch(operation, args,
+                   concat_message("kernel ", candidate.name, ", tile ", candidate.tile(args), reasons));
+    }
+    return candidate.kernel;
   }
-  return refusal.empty() ? AttentionKernel::mma : AttentionKernel::portable;
+  return AttentionKernel::portable;
 }
 AttentionKernel choose_forward_kernel(const AttentionArgs& args, Device device) {
-  return choose_kernel("flash_attention_forward", args, device, portable_attention_forward_tile);
+  return choose_kernel("flash_attention_forward", args, device, forward_candidates);
 }
 AttentionKernel choose_backward_kernel(const AttentionArgs& args, Device device) {
-  return choose_kernel("flash_attention_backward", args, device, portable_attention_backward_tile);
+  return choose_kernel("flash_attention_backward", args, device, backward_candidates);
 }
 
 // Rows of a packed tensor behind its last sequence become 0, and -inf in lse unless that is null.
@@ -90,11 +127,8 @@ void require_workspace(const char* operation, const void* workspace, size_t give
 
 void require_attention_support(const char* operation, const AttentionArgs& args, Device device) {
   require_attention_options(operation, args);
-  STROBE_CHECK(args.kernel != AttentionKernel::hopper, operation,
-               ": kernel hopper given, but this version has only portable and mma");
-  if (args.kernel == AttentionKernel::mma) {
-    const std::string refusal = mma_attention_refusal(args, device);
-    STROBE_CHECK(refusal.empty(), operation, ": kernel mma given, but ", refusal);
+  for (const Candidate& candidate : forward_candidates) {
+    if (candidate.kernel == args.kernel) require_accepted(operation, candidate, args, device);
   }
 }
 
@@ -114,10 +148,15 @@ size_t flash_attention_backward_workspace(const AttentionGradArgs& args, Device 
 void flash_attention_forward(const AttentionArgs& args, const Stream& stream) {
   constexpr const char* operation = "flash_attention_forward";
   cuda::require_attention_support(operation, args, stream.device);
-  if (choose_forward_kernel(args, stream.device) == AttentionKernel::mma) {
-    mma_attention_forward(args, stream);
-  } else {
-    portable_attention_forward(args, stream);
+  switch (choose_forward_kernel(args, stream.device)) {
+    case AttentionKernel::hopper:
+      hopper_attention_forward(args, stream);
+      break;
+    case AttentionKernel::mma:
+      mma_attention_forward(args, stream);
+      break;
+    default:
+      portable_attention_forward(args, stream);
   }
   if (args.cu_seqlens_q != nullptr) {
     clear_padding(operation, args.out, args.num_heads, args.cu_seqlens_q, args.total_q, args.lse, args, stream);

@@ -156,7 +156,8 @@ class GpuAttention {
     }
   }
 
-  // Forward and backward with one kernel.
+  // Forward and backward with one kernel; behind the Hopper kernel, which has no backward pass, with the one that is
+  // chosen there.
   AttentionValues run(kernels::AttentionKernel kernel) {
     AttentionOperand out = operand(problem_.rows_q(), problem_.heads), dquery = out;
     AttentionOperand dkey = operand(problem_.rows_k(), problem_.kv_heads), dvalue = dkey;
@@ -221,6 +222,7 @@ class GpuAttention {
       grad.dout_dim_stride = 0;
     }
     if (problem_.with_dlse) grad.dlse = dlse.gpu();
+    if (kernel == kernels::AttentionKernel::hopper) grad.forward.kernel = kernels::AttentionKernel::auto_select;
     grad.workspace_bytes = kernels::flash_attention_backward_workspace(grad, Device::cuda());
     const GpuMemory workspace(grad.workspace_bytes);
     grad.workspace = workspace.data();

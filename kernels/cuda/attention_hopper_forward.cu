@@ -1,0 +1,133 @@
+// Attention forward on Hopper: the kernel around the roles of attention_hopper_forward.cuh, and which cases it takes.
+#include "strobe/kernels/cuda/attention_hopper_forward.cuh"
+
+#include <algorithm>
+
+#include "strobe/kernels/cuda/attention_hopper.h"
+#include "strobe/kernels/cuda/tensor_map.h"
+
+namespace strobe::kernels::cuda {
+namespace {
+
+using namespace hopper;
+
+template <class T, class Shape>
+__global__ void __launch_bounds__(Shape::threads, 1) attention_forward(const __grid_constant__ ForwardParams params) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ char raw[];
+  auto& memory = *reinterpret_cast<ForwardMemory<Shape>*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
+  constexpr int warps = 4 * Shape::groups;
+  if (threadIdx.x == 0) {
+    for (int group = 0; group < Shape::groups; ++group) {
+      barrier_init(&memory.query_full[group], 1);
+      barrier_init(&memory.query_empty[group], 4);
+    }
+    for (int stage = 0; stage < Shape::stages; ++stage) {
+      for (uint64_t* full : {&memory.key_full[stage], &memory.value_full[stage]}) barrier_init(full, 1);
+      for (uint64_t* empty : {&memory.key_empty[stage], &memory.value_empty[stage]}) barrier_init(empty, warps);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+  const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
+  if (warpgroup == 0) {
+    give_registers<Shape::loader_registers>();
+    if (threadIdx.x == 0) load_tiles<Shape>(params, memory);
+  } else {
+    take_registers<Shape::group_registers>();
+    multiply_tiles<T, Shape>(params, memory, warpgroup - 1);
+  }
+#endif
+}
+
+// Calls f<T, Shape>().
+template <class F>
+auto dispatch_hopper(const AttentionArgs& args, F&& f) {
+  const auto with_type = [&]<class T>() {
+    if (args.head_dim <= 64) return f.template operator()<T, ForwardShape<64, 96, 4>>();
+    return f.template operator()<T, ForwardShape<128, 80, 2>>();
+  };
+  if (args.dtype == DType::bf16) return with_type.template operator()<bfloat16>();
+  return with_type.template operator()<float16>();
+}
+
+// Heads whose tiles take turns: as many as give each four blocks of the grid, or whose keys and values together fill
+// two thirds of the L2 cache, in sections of about the same size.
+int heads_together(const AttentionArgs& args, const strobe::cuda::DeviceProperties& gpu) {
+  const int64_t heads = args.batch * args.num_heads, group = args.num_heads / args.num_kv_heads;
+  const int64_t bytes = 4 * args.seq_len_k * args.head_dim;  // of one head's keys and values
+  const int64_t most = std::max<int64_t>(gpu.multiprocessors / 4, group * (gpu.l2_bytes * 2 / 3 / bytes));
+  const int64_t sections = strobe::cuda::ceil_div(heads, std::max<int64_t>(most, 1));
+  return static_cast<int>(strobe::cuda::ceil_div(heads, sections));
+}
+
+}  // namespace
+
+std::string hopper_attention_forward_refusal(const AttentionArgs& args, Device device) {
+#ifndef STROBE_CUDA_HOPPER
+  return "this build has no code for sm_90a (see CMAKE_CUDA_ARCHITECTURES)";
+#endif
+  const strobe::cuda::DeviceProperties& gpu = strobe::cuda::device_properties(device);
+  if (gpu.compute_capability != 90) {
+    return concat_message("it needs compute capability 9.0, ", device, " has ", gpu.compute_capability / 10, ".",
+                          gpu.compute_capability % 10);
+  }
+  if (args.dtype != DType::bf16 && args.dtype != DType::f16) {
+    return concat_message("it takes bf16 and f16, dtype is ", args.dtype);
+  }
+  if (args.head_dim != 64 && args.head_dim != 128) {
+    return concat_message("it takes head_dim 64 and 128, head_dim is ", args.head_dim);
+  }
+  if (args.cu_seqlens_q != nullptr) return "it does not take packed sequences";
+  if (args.softcap != 0) return "it does not take softcap";
+  if (args.alibi_slopes != nullptr) return "it does not take alibi_slopes";
+  if (dropout_of(args).drops()) return "it does not take dropout_p";
+  if (args.seq_len_k == 0) return "seq_len_k is 0";
+  constexpr int64_t longest = int64_t{1} << 29, most_tiles = int64_t{1} << 30;  // positions and tiles are 32-bit
+  if (std::max(args.seq_len_q, args.seq_len_k) > longest ||
+      strobe::cuda::ceil_div(args.seq_len_q, 192) * args.batch * args.num_heads > most_tiles) {
+    return concat_message("it takes sequences up to ", longest, " and ", most_tiles, " tiles of 192 queries, batch is ",
+                          args.batch, ", seq_len_q ", args.seq_len_q, ", seq_len_k ", args.seq_len_k, ", num_heads ",
+                          args.num_heads);
+  }
+  if (!rows_are_vectors(args.out)) return "out has rows that do not begin at multiples of 16 bytes";
+  std::string refusal = tensor_map_refusal("query", args.query, args.batch, args.seq_len_q, args.num_heads);
+  for (const auto& [name, tensor] : {std::pair("key", &args.key), {"value", &args.value}}) {
+    if (refusal.empty()) {
+      refusal = tensor_map_refusal(name, *tensor, args.batch, args.seq_len_k, args.num_kv_heads);
+    }
+  }
+  return refusal;
+}
+
+std::string hopper_attention_forward_tile(const AttentionArgs& args) {
+  return dispatch_hopper(args,
+                         [&]<class T, class Shape>() { return concat_message(Shape::queries, " x ", Shape::keys); });
+}
+
+void hopper_attention_forward(const AttentionArgs& args, const Stream& stream) {
+  constexpr const char* operation = "flash_attention_forward";
+  if (args.batch * args.num_heads * args.seq_len_q == 0) return;
+  dispatch_hopper(args, [&]<class T, class Shape>() {
+    const strobe::cuda::DeviceProperties& gpu = strobe::cuda::device_properties(stream.device);
+    const ScoreFunction<float> score(args);
+    const int query_tiles = static_cast<int>(strobe::cuda::ceil_div(args.seq_len_q, Shape::queries));
+    const auto map = [&](const AttentionTensor& tensor, int64_t seq_len, int64_t num_heads, int rows) {
+      return tensor_map(operation, tensor, args.dtype, args.batch, seq_len, num_heads, args.head_dim, rows);
+    };
+    const ForwardParams params{.query = map(args.query, args.seq_len_q, args.num_heads, 64),
+                               .key = map(args.key, args.seq_len_k, args.num_kv_heads, Shape::keys),
+                               .value = map(args.value, args.seq_len_k, args.num_kv_heads, Shape::keys),
+                               .args = args,
+                               .sign = score.sign,
+                               .scale2 = score.magnitude * log2e,
+                               .tiles = static_cast<int>(query_tiles * args.batch * args.num_heads),
+                               .query_tiles = query_tiles,
+                               .heads_together = heads_together(args, gpu)};
+    strobe::cuda::launch(operation, attention_forward<T, Shape>,
+                         static_cast<unsigned>(std::min(params.tiles, gpu.multiprocessors)), Shape::threads,
+                         forward_shared_bytes<Shape>, stream, params);
+  });
+}
+
+}  // namespace strobe::kernels::cuda
