@@ -8,7 +8,7 @@
 // add to gradients that exist already, as from the second micro-batch on; these count as inputs.
 //
 // CSV: one row per series and seq_len, bytes as integers, fields of sizes that were not run empty:
-//   series,seq_len,batch,num_heads,head_dim,embed_dim,num_blocks,dtype,causal,threads   the case
+//   series,seq_len,batch,num_heads,head_dim,embed_dim,num_blocks,dtype,causal,threads   the case; on a GPU 0 threads
 //   input_bytes,result_bytes,kept_bytes,peak_bytes,extra_bytes   peak = result + extra: the most beyond the inputs
 //   attention_peak_bytes,activations_peak_bytes                  the most under each tag of the allocator
 //   formula_extra_bytes,needed_bytes    extra by formula; inputs + results + extra as predicted from smaller sizes
@@ -18,7 +18,7 @@
 #include <cstdio>
 #include <exception>
 
-#include "memory_chart.h"
+#include "bytes_chart.h"
 #include "memory_options.h"
 #include "option_checks.h"
 #include "report.h"
@@ -111,9 +111,12 @@ void require_one_point(const std::vector<Series>& series, const MemoryOptions& o
 
 std::string describe(const MemoryOptions& o) {
   const SweepShape& s = o.shape;
-  return fmt::format("batch {}, {} head{} of {}, {}{}, {} thread{}; GPT blocks {} wide", s.batch, s.num_heads,
+  const std::string where = o.device.type == strobe::DeviceType::cuda
+                                ? "one GPU"
+                                : fmt::format("{} thread{}", o.threads, o.threads == 1 ? "" : "s");
+  return fmt::format("batch {}, {} head{} of {}, {}{}, {}; GPT blocks {} wide", s.batch, s.num_heads,
                      s.num_heads == 1 ? "" : "s", s.head_dim, strobe::name_of(s.dtype), s.causal ? ", causal" : "",
-                     o.threads, o.threads == 1 ? "" : "s", s.embed_dim);
+                     where, s.embed_dim);
 }
 
 std::string capitalized(std::string text) {
@@ -199,9 +202,9 @@ std::string csv_of(const std::vector<Sweep>& sweeps, const MemoryOptions& o) {
 }
 
 std::string svg_of(const std::vector<Sweep>& sweeps, const MemoryOptions& o) {
-  std::vector<MemoryCurve> curves;
+  std::vector<ByteCurve> curves;
   for (const Sweep& sweep : sweeps) {
-    MemoryCurve& curve = curves.emplace_back();
+    ByteCurve& curve = curves.emplace_back();
     curve.label = sweep.series.label;
     if (sweep.points.empty()) curve.label += ": not run";
     if (sweep.points.size() > 1) curve.label += fmt::format(": exponent {:.2f}", fitted_exponent(sweep.points));
@@ -213,7 +216,12 @@ std::string svg_of(const std::vector<Sweep>& sweeps, const MemoryOptions& o) {
       if (!sweep.ran(i)) curve.predicted.push_back(curve.formula.back());
     }
   }
-  return memory_chart_svg("Memory of forward and backward beyond inputs and results", describe(o), curves);
+  return bytes_chart_svg({.title = "Memory of forward and backward beyond inputs and results",
+                          .subtitle = describe(o),
+                          .x = "seq_len",
+                          .y = "extra memory",
+                          .marks = "dots: measured; dashed: formula; rings: not run"},
+                         curves);
 }
 
 void write_text(const std::string& path, const std::string& text) {
@@ -222,8 +230,9 @@ void write_text(const std::string& path, const std::string& text) {
 }
 
 void run_all(MemoryOptions o) {
+  const strobe::DeviceGuard device(o.device);
   if (o.threads > 0) strobe::set_num_threads(static_cast<int>(o.threads));
-  o.threads = strobe::num_threads();
+  o.threads = o.device.type == strobe::DeviceType::cuda ? 0 : strobe::num_threads();
   strobe::seed(1);
   std::vector<Series> chosen;
   for (const Series& series : all_series(o.shape))

@@ -22,8 +22,9 @@ uint64_t number_in(const char* file, uint64_t otherwise) {
   return std::ifstream(file) >> value ? value : otherwise;
 }
 
-// What new allocations can get, in bytes: by the kernel's own estimate, and within this container's limit.
-uint64_t available_memory() {
+// What new allocations can get, in bytes: on the CPU by the kernel's own estimate, and within this container's limit.
+uint64_t available_memory(strobe::Device device) {
+  if (device.type == strobe::DeviceType::cuda) return strobe::device_memory(device).available;
   uint64_t available = strobe::memory_limit();
   std::ifstream meminfo("/proc/meminfo");
   for (std::string name, rest; meminfo >> name; std::getline(meminfo, rest)) {
@@ -97,7 +98,7 @@ void check_together(const CLI::App& app, MemoryOptions& o) {
 std::optional<MemoryOptions> parse_memory_options(int argc, const char* const* argv) {
   constexpr int64_t any_size = int64_t{1} << 30;
   MemoryOptions o;
-  std::string dtype = "f32", max_memory;
+  std::string dtype = "f32", device = "auto", max_memory;
   CLI::App app(
       "Measures how the memory of attention grows with seq_len: tiled, standard, and in a stack of GPT blocks with and "
       "without recomputation, forward and backward.");
@@ -121,7 +122,10 @@ std::optional<MemoryOptions> parse_memory_options(int argc, const char* const* a
       ->check(choice({"f32", "f64", "bf16", "f16"}))
       ->type_name("f32|f64|bf16|f16");
   app.add_flag("--causal", o.shape.causal, "mask attention; GPT blocks always do");
-  integer("--threads", o.threads, 0, 4096, "0: all processors");
+  app.add_option("--device", device, "where to run; auto: on the GPU if there is one")
+      ->check(choice({"auto", "cpu", "cuda"}))
+      ->type_name("auto|cpu|cuda");
+  integer("--threads", o.threads, 0, 4096, "of the CPU; 0: all processors");
   app.add_option("--max-memory", max_memory, "most memory to use; unless given, half of what is available")
       ->type_name("BYTES|GiB|GB|...");
   app.add_option("--max-seconds", o.max_seconds, "skip sizes expected to take longer than this for one pass")
@@ -138,10 +142,18 @@ std::optional<MemoryOptions> parse_memory_options(int argc, const char* const* a
     throw std::runtime_error(error.what());
   }
   o.shape.dtype = dtypes.at(dtype);
-  o.max_memory = app.count("--max-memory") > 0 ? parse_bytes("--max-memory", max_memory) : available_memory() / 2;
-  require(o.max_memory <= strobe::memory_limit(),
-          "--max-memory: {} given, expected at most the memory of this machine, {}", max_memory,
-          human_bytes(strobe::memory_limit()));
+  const bool gpu = device == "cuda" || (device == "auto" && strobe::cuda_available());
+  o.device = gpu ? strobe::Device::cuda() : strobe::Device::cpu();
+  try {
+    strobe::require_device("--device cuda", o.device);
+  } catch (const strobe::Error& error) {
+    throw std::runtime_error(error.what());
+  }
+  o.max_memory =
+      app.count("--max-memory") > 0 ? parse_bytes("--max-memory", max_memory) : available_memory(o.device) / 2;
+  const uint64_t limit = strobe::memory_limit(o.device);
+  require(o.max_memory <= limit, "--max-memory: {} given, expected at most the memory of this {}, {}", max_memory,
+          gpu ? "GPU" : "machine", human_bytes(limit));
   check_together(app, o);
   return o;
 }

@@ -13,7 +13,8 @@ struct MemoryOptions {
   std::vector<int64_t> seq_lens{512, 1024, 2048, 4096, 8192, 16384};  // rising once parsed
   std::vector<std::string> series{"tiled", "standard", "blocks", "recomputed"};
   SweepShape shape;
-  int64_t threads = 0;      // 0: all
+  strobe::Device device;
+  int64_t threads = 0;      // of the CPU; 0: all
   uint64_t max_memory = 0;  // bytes
   double max_seconds = 60;  // that one pass may be expected to take
   std::string csv, svg;     // empty: none

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <limits>
 
@@ -41,8 +40,8 @@ double standard_extra(const SweepShape& s, int64_t seq_len) {
   return wide(s.dtype) * rows * (2 * static_cast<double>(seq_len) + 1);
 }
 
-// What the backward kernel states: three numbers per row and tiles of a fixed size for each thread; for 16-bit dtypes
-// also dquery in f32.
+// What the backward kernel states: three numbers per row; on the CPU tiles of a fixed size for each thread; for 16-bit
+// dtypes also dquery in f32.
 double tiled_scratch(const SweepShape& s, int64_t seq_len) {
   const kernels::AttentionArgs forward{.query = {},
                                        .key = {},
@@ -67,8 +66,9 @@ double tiled_extra(const SweepShape& s, int64_t seq_len) {
   return wide(s.dtype) * product({s.batch, s.num_heads, seq_len}) + tiled_scratch(s, seq_len);
 }
 
-Series attention_series(const char* name, const char* label, const char* explanation, AttentionFunction attention,
-                        const SweepShape& s, std::function<double(int64_t seq_len)> extra) {
+Series attention_series(const char* name, const char* label, const std::string& explanation,
+                        AttentionFunction attention, const SweepShape& s,
+                        std::function<double(int64_t seq_len)> extra) {
   return {.name = name,
           .label = label,
           .explanation = explanation,
@@ -155,11 +155,11 @@ Measurement measure_once(const Series& series, int64_t seq_len) {
   const double inputs = bytes_now();
   m.bytes.inputs = inputs - before;
   reset_peak_memory();
-  const auto start = std::chrono::steady_clock::now();
+  const Event start;
   const Tensor out = pass.forward();
   m.kept = bytes_now() - inputs;
   out.backward(pass.dout);
-  m.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  m.seconds = Event().seconds_since(start);
   m.bytes.results = bytes_now() - inputs;
   m.bytes.extra = static_cast<double>(memory_stats().peak) - inputs - m.bytes.results;
   m.attention_peak = static_cast<double>(memory_stats("attention").peak);
@@ -170,8 +170,9 @@ Measurement measure_once(const Series& series, int64_t seq_len) {
 }  // namespace
 
 std::vector<Series> all_series(const SweepShape& s) {
-  const char* tiled = size_of(s.dtype) == 2 ? "four numbers per row and head, dquery in f32, and tiles of a fixed size"
-                                            : "four numbers per row and head, and tiles of a fixed size";
+  std::string tiled = "four numbers per row and head";
+  if (size_of(s.dtype) == 2) tiled += ", dquery in f32";
+  if (default_device().type == DeviceType::cpu) tiled += ", and tiles of a fixed size";
   return {attention_series("tiled", "tiled attention", tiled, flash_attention, s,
                            [s](int64_t seq_len) { return tiled_extra(s, seq_len); }),
           attention_series("standard", "standard attention", "two seq_len x seq_len matrices per head",

@@ -170,6 +170,24 @@ inline void require_attention_support(const char* operation, const AttentionArgs
   }
 }
 
+// Queries and keys that a block of threads of a GPU holds on chip at a time: what the bytes it reads follow from.
+struct AttentionTile {
+  int64_t queries;
+  int64_t keys;
+};
+namespace cuda {
+AttentionTile attention_tile(const AttentionArgs& args, bool backward, Device device);
+}
+// Of the kernel that flash_attention_forward or _backward takes on `device`. Throws unless that is a GPU.
+inline AttentionTile attention_tile(const AttentionArgs& args, bool backward, Device device) {
+  STROBE_CHECK(device.type == DeviceType::cuda, "attention_tile: device ", device, " given, expected a GPU");
+  if constexpr (built_with_cuda) {
+    return cuda::attention_tile(args, backward, device);
+  } else {
+    fail("attention_tile: this build has no CUDA backend");
+  }
+}
+
 // With the current num_threads() on the CPU.
 STROBE_WORKSPACE(flash_attention_forward_workspace, AttentionArgs)
 STROBE_WORKSPACE(flash_attention_backward_workspace, AttentionGradArgs)

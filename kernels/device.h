@@ -35,6 +35,11 @@ void* record_event(const Stream& stream);
 void wait_event(void* event, const Stream& stream);
 void destroy_event(void* event, Device device);
 
+// The same as record_event for a mark that also keeps the time, of a GPU; throws where record_event returns null.
+void* record_timed_event(const Stream& stream);
+// Seconds between two such marks of one GPU by its clock. Waits for both.
+double seconds_between(void* first, void* last, Device device);
+
 struct DeviceMemory {
   size_t total;
   size_t available;  // what no program holds now; on the CPU the same as total
@@ -69,6 +74,8 @@ void destroy_stream(const Stream& stream);
 void* record_event(const Stream& stream);
 void wait_event(void* event, const Stream& stream);
 void destroy_event(void* event);
+void* record_timed_event(const Stream& stream);
+double seconds_between(void* first, void* last, Device device);
 DeviceMemory device_memory(Device device);
 int device_count();
 void require_device(const char* operation, Device device);

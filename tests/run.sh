@@ -79,6 +79,13 @@ run strobe_tests '^\[doctest\] test cases: .*\| +([0-9]+) passed +\| +([0-9]+) f
 for script in "$root"/tests/*/*_test.sh; do
   run "${script#"$root"/}" '^([0-9]+) passed, ([0-9]+) failed, ([0-9]+) skipped$' bash "$script" "$build"
 done
+if command -v python3 >/dev/null; then
+  run tests/torch_parity.py '^([0-9]+) passed, ([0-9]+) failed, ([0-9]+) skipped$' \
+    python3 "$root/tests/torch_parity.py" "$build"
+else
+  echo "skipped: tests/torch_parity.py: no python3"
+  skipped=$((skipped + 1))
+fi
 if command -v cmake >/dev/null; then
   # shellcheck disable=SC2016  # the inner bash expands
   run include_order '^([0-9]+) passed, ([0-9]+) failed, ([0-9]+) skipped$' bash -c \

@@ -80,13 +80,14 @@ double accuracy(const Net& net, const Spirals& spirals) {
 }
 
 int main() {
+  const DeviceGuard device(cuda_available() ? Device::cuda() : Device::cpu());  // where new tensors go
   seed(1);
   const Spirals spirals = two_spirals(100);
   const Net net(32, 3);
   AdamW optimizer(parameters(net));
   const CosineSchedule learning_rate{.peak = 6e-3, .warmup_steps = 10, .total_steps = 200};
-  std::printf("two spirals, %d points, a net of %d parameters\n", static_cast<int>(spirals.classes.size()),
-              static_cast<int>(num_parameters(net)));
+  std::printf("two spirals, %d points, a net of %d parameters on the %s\n", static_cast<int>(spirals.classes.size()),
+              static_cast<int>(num_parameters(net)), default_device() == Device::cpu() ? "CPU" : "GPU");
   for (int step = 0; step <= 200; ++step) {
     const Tensor loss = cross_entropy(net(spirals.points), spirals.classes);
     loss.backward();

@@ -80,6 +80,14 @@ void destroy_event(void* event, Device device) {
   if (event != nullptr) gpu("destroy_event", device, [&] { cuda::destroy_event(event); });
 }
 
+void* record_timed_event(const Stream& stream) {
+  return gpu("record_timed_event", stream.device, [&] { return cuda::record_timed_event(stream); });
+}
+
+double seconds_between(void* first, void* last, Device device) {
+  return gpu("seconds_between", device, [&] { return cuda::seconds_between(first, last, device); });
+}
+
 DeviceMemory device_memory(Device device) {
   if (on_gpu(device)) return gpu("device_memory", device, [&] { return cuda::device_memory(device); });
   const size_t bytes = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));

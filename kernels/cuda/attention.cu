@@ -42,12 +42,12 @@ struct Candidate {
   AttentionKernel kernel;
   const char* name;
   Refusal refusal;
-  std::string (*tile)(const AttentionArgs&);
+  AttentionTile (*tile)(const AttentionArgs&, Device);
 };
 
 std::string no_hopper_backward(const AttentionArgs&, Device) { return "it has no backward pass"; }
 std::string no_refusal(const AttentionArgs&, Device) { return {}; }
-std::string no_tile(const AttentionArgs&) { return {}; }
+AttentionTile no_tile(const AttentionArgs&, Device) { return {}; }
 
 // The fastest first; the last one takes everything.
 constexpr Candidate forward_candidates[] = {
@@ -65,8 +65,8 @@ void require_accepted(const char* operation, const Candidate& candidate, const A
 }
 
 // The kernel for a pass: the one that is asked for, or else the first that takes it. Throws when that is none.
-AttentionKernel choose_kernel(const char* operation, const AttentionArgs& args, Device device,
-                              const Candidate (&candidates)[3]) {
+const Candidate& choose(const char* operation, const AttentionArgs& args, Device device,
+                        const Candidate (&candidates)[3]) {
   std::string reasons;
   for (const Candidate& candidate : candidates) {
     const bool asked = args.kernel == candidate.kernel;
@@ -78,18 +78,19 @@ AttentionKernel choose_kernel(const char* operation, const AttentionArgs& args, 
       continue;
     }
     if (dispatch_is_logged()) {
+      const AttentionTile tile = candidate.tile(args, device);
       log_dispatch(operation, args,
-                   concat_message("kernel ", candidate.name, ", tile ", candidate.tile(args), reasons));
+                   concat_message("kernel ", candidate.name, ", tile ", tile.queries, " x ", tile.keys, reasons));
     }
-    return candidate.kernel;
+    return candidate;
   }
-  return AttentionKernel::portable;
+  fail(operation, ": no kernel takes this case");
 }
-AttentionKernel choose_forward_kernel(const AttentionArgs& args, Device device) {
-  return choose_kernel("flash_attention_forward", args, device, forward_candidates);
+const Candidate& choose_forward(const AttentionArgs& args, Device device) {
+  return choose("flash_attention_forward", args, device, forward_candidates);
 }
-AttentionKernel choose_backward_kernel(const AttentionArgs& args, Device device) {
-  return choose_kernel("flash_attention_backward", args, device, backward_candidates);
+const Candidate& choose_backward(const AttentionArgs& args, Device device) {
+  return choose("flash_attention_backward", args, device, backward_candidates);
 }
 
 // Rows of a packed tensor behind its last sequence become 0, and -inf in lse unless that is null.
@@ -132,6 +133,11 @@ void require_attention_support(const char* operation, const AttentionArgs& args,
   }
 }
 
+AttentionTile attention_tile(const AttentionArgs& args, bool backward, Device device) {
+  cuda::require_attention_support("attention_tile", args, device);
+  return (backward ? choose_backward(args, device) : choose_forward(args, device)).tile(args, device);
+}
+
 size_t flash_attention_forward_workspace(const AttentionArgs& args, Device device) {
   cuda::require_attention_support("flash_attention_forward", args, device);
   return 0;
@@ -140,7 +146,7 @@ size_t flash_attention_forward_workspace(const AttentionArgs& args, Device devic
 size_t flash_attention_backward_workspace(const AttentionGradArgs& args, Device device) {
   constexpr const char* operation = "flash_attention_backward";
   cuda::require_attention_support(operation, args.forward, device);
-  return choose_backward_kernel(args.forward, device) == AttentionKernel::mma
+  return choose_backward(args.forward, device).kernel == AttentionKernel::mma
              ? mma_attention_backward_workspace(args)
              : portable_attention_backward_workspace(args);
 }
@@ -148,7 +154,7 @@ size_t flash_attention_backward_workspace(const AttentionGradArgs& args, Device 
 void flash_attention_forward(const AttentionArgs& args, const Stream& stream) {
   constexpr const char* operation = "flash_attention_forward";
   cuda::require_attention_support(operation, args, stream.device);
-  switch (choose_forward_kernel(args, stream.device)) {
+  switch (choose_forward(args, stream.device).kernel) {
     case AttentionKernel::hopper:
       hopper_attention_forward(args, stream);
       break;
@@ -169,7 +175,7 @@ void flash_attention_backward(const AttentionGradArgs& args, const Stream& strea
   cuda::require_attention_support(operation, forward, stream.device);
   const size_t bytes = cuda::flash_attention_backward_workspace(args, stream.device);
   require_workspace(operation, args.workspace, args.workspace_bytes, bytes);
-  if (choose_backward_kernel(forward, stream.device) == AttentionKernel::mma) {
+  if (choose_backward(forward, stream.device).kernel == AttentionKernel::mma) {
     mma_attention_backward(args, stream);
   } else {
     portable_attention_backward(args, stream);

@@ -11,7 +11,6 @@ void hopper_attention_forward(const AttentionArgs& args, const Stream& stream);
 
 // Why it does not compute a case on a GPU; empty if it does.
 std::string hopper_attention_forward_refusal(const AttentionArgs& args, Device device);
-// Queries x keys of the tiles, for people: "192 x 80".
-std::string hopper_attention_forward_tile(const AttentionArgs& args);
+AttentionTile hopper_attention_forward_tile(const AttentionArgs& args, Device device);
 
 }  // namespace strobe::kernels::cuda

@@ -100,9 +100,8 @@ std::string hopper_attention_forward_refusal(const AttentionArgs& args, Device d
   return refusal;
 }
 
-std::string hopper_attention_forward_tile(const AttentionArgs& args) {
-  return dispatch_hopper(args,
-                         [&]<class T, class Shape>() { return concat_message(Shape::queries, " x ", Shape::keys); });
+AttentionTile hopper_attention_forward_tile(const AttentionArgs& args, Device) {
+  return dispatch_hopper(args, [&]<class T, class Shape>() { return AttentionTile{Shape::queries, Shape::keys}; });
 }
 
 void hopper_attention_forward(const AttentionArgs& args, const Stream& stream) {

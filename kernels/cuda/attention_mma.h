@@ -15,9 +15,8 @@ size_t mma_attention_backward_workspace(const AttentionGradArgs& args);
 
 // Why they do not compute a case on a GPU; empty if they do.
 std::string mma_attention_refusal(const AttentionArgs& args, Device device);
-// Queries x keys of the tiles, for people: "128 x 64".
-std::string mma_attention_forward_tile(const AttentionArgs& args);
-std::string mma_attention_backward_tile(const AttentionArgs& args);
+AttentionTile mma_attention_forward_tile(const AttentionArgs& args, Device device);
+AttentionTile mma_attention_backward_tile(const AttentionArgs& args, Device device);
 // The least shared memory of a block.
 int mma_attention_forward_shared_bytes(const AttentionArgs& args);
 int mma_attention_backward_shared_bytes(const AttentionArgs& args);

@@ -369,10 +369,9 @@ void launch_backward(const AttentionGradArgs& grad, const Stream& stream) {
 
 }  // namespace
 
-std::string mma_attention_backward_tile(const AttentionArgs& args) {
+AttentionTile mma_attention_backward_tile(const AttentionArgs& args, Device) {
   return dispatch_mma(args, [&]<class T, int columns>() {
-    using Shape = ShapeFor<columns>;
-    return concat_message(Shape::queries, " x ", Shape::keys);
+    return AttentionTile{ShapeFor<columns>::queries, ShapeFor<columns>::keys};
   });
 }
 

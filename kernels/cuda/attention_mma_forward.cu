@@ -413,10 +413,10 @@ void launch_forward(const AttentionArgs& args, const RowTable& table, const Stre
 
 }  // namespace
 
-std::string mma_attention_forward_tile(const AttentionArgs& args) {
+AttentionTile mma_attention_forward_tile(const AttentionArgs& args, Device) {
   return dispatch_forward(args, false, [&]<class T, int columns, bool general>() {
     using Shape = ForwardTile<columns, general>;
-    return concat_message(Shape::queries, " x ", Shape::keys);
+    return AttentionTile{Shape::queries, Shape::keys};
   });
 }
 

@@ -11,15 +11,7 @@ using strobe::cuda::ceil_div;
 using strobe::cuda::load_pack;
 using strobe::cuda::Pack;
 
-// A block is a grid of 8 x 16 threads. A tile of numbers in registers is spread over it: thread (y, x) holds rows
-// y + 8 r and columns x + 16 c. So the 16 threads of a row are neighbours in one warp, and dropout, whose random words
-// serve elements 8 apart, costs little.
-inline constexpr int thread_rows = 8;
-inline constexpr int thread_columns = 16;
-inline constexpr int block_threads = thread_rows * thread_columns;
-
-__device__ inline int thread_row() { return static_cast<int>(threadIdx.x) / thread_columns; }
-__device__ inline int thread_column() { return static_cast<int>(threadIdx.x) % thread_columns; }
+inline constexpr int block_threads = 128;
 
 // Shared memory is read 16 bytes at a time.
 template <class N>
@@ -31,21 +23,51 @@ constexpr int stride_of(int columns) {
   return columns + pack_size<N>;
 }
 
-// Tile sizes: `R` rows and `C` columns of the score matrix for each thread. head_dim is rounded up to `depth`.
-// Registers are shared out so that a multiprocessor holds `blocks_at_once` blocks, whose loads and products overlap.
-template <class N_, int depth_, int R_, int C_, int blocks_at_once_>
+// A block is a grid of thread_rows x thread_columns threads, and each has `R` rows and `C` columns of a tile of the
+// score matrix in registers: thread (y, x) rows y + thread_rows r and columns x + thread_columns c. The threads of a
+// row are in one warp. head_dim is rounded up to `depth`. Registers are shared out so that a multiprocessor holds
+// `blocks_at_once` blocks, whose loads and products overlap.
+template <class N_, int depth_, int R_, int C_, int blocks_at_once_, int thread_rows_ = 8>
 struct Tile {
   using N = N_;  // float or double: what the kernel computes in
   static constexpr int depth = depth_;
   static constexpr int R = R_;
   static constexpr int C = C_;
   static constexpr int blocks_at_once = blocks_at_once_;
+  static constexpr int thread_rows = thread_rows_;
+  static constexpr int thread_columns = block_threads / thread_rows;
+  static constexpr int warp_rows = strobe::cuda::warp_size / thread_columns;
+  static_assert(warp_rows == 2 || warp_rows == 4);
   static constexpr int rows = thread_rows * R;
   static constexpr int columns = thread_columns * C;
-  static constexpr int stride = stride_of<N>(depth);           // of (rows, depth) and (columns, depth)
-  static constexpr int weight_stride = stride_of<N>(columns);  // of (rows, columns)
-  static constexpr int outputs = depth / thread_columns;       // columns of a (rows, depth) result for each thread
+  static constexpr int stride = stride_of<N>(depth);  // of (rows, depth) and (columns, depth)
+  // Of (rows, columns): what a warp stores at once lies in as many banks.
+  static constexpr int weight_stride = columns + (32 / warp_rows - columns % 32 + 32) % 32;
+  static constexpr int outputs = depth / thread_columns;  // columns of a (rows, depth) result for each thread
   static constexpr int output_pack = std::min(outputs, pack_size<N>);  // neighbouring ones
+
+  // Bits of a lane's number take turns in counting rows and columns, beginning with a column. Of any four lanes in a
+  // row two then read the same 16 bytes, whichever operand it is, and such pairs cost shared memory one access, not
+  // two.
+  static constexpr int column_bits = warp_rows == 4 ? 0b10101 : 0b11101;
+  __device__ static int thread_row() {
+    const int lane = static_cast<int>(threadIdx.x) % strobe::cuda::warp_size;
+    const int row = warp_rows == 4 ? (lane >> 1 & 1) | (lane >> 2 & 2) : lane >> 1 & 1;
+    return static_cast<int>(threadIdx.x) / strobe::cuda::warp_size * warp_rows + row;
+  }
+  __device__ static int thread_column() {
+    const int lane = static_cast<int>(threadIdx.x) % strobe::cuda::warp_size;
+    return warp_rows == 4 ? (lane & 1) | (lane >> 1 & 2) | (lane >> 2 & 4) : (lane & 1) | (lane >> 1 & 14);
+  }
+  // The values of the threads of a row combined, in each of them.
+  template <class Combine>
+  __device__ static N reduce_row(N value, Combine combine) {
+#pragma unroll
+    for (int bit = 16; bit > 0; bit /= 2) {
+      if (column_bits & bit) value = combine(value, __shfl_xor_sync(0xffffffffu, value, bit));
+    }
+    return value;
+  }
 
   // Column of a (rows, depth) result that a thread holds as its number `index`.
   __device__ static int output_column(int index) {
@@ -83,29 +105,56 @@ __device__ inline Rows key_rows(const SequencePair& pair, const AttentionTensor&
   return {tensor.data, pair.key_offset(tensor, head), tensor.seq_stride};
 }
 
+// How the threads of a block share out a (rows, depth) tile of which each takes `count` neighbouring columns at a time.
+template <int depth, int count>
+struct TileShare {
+  static constexpr int width = std::min(depth / count, block_threads);  // threads on a row
+  static constexpr int row_step = block_threads / width;
+  static constexpr int column_step = width * count;
+  __device__ static int first_row() { return static_cast<int>(threadIdx.x) / width; }
+  __device__ static int first_column() { return static_cast<int>(threadIdx.x) % width * count; }
+};
+
+// Whether `count` neighbouring columns can be moved by one instruction, wherever they begin.
+template <class T, int count>
+__device__ bool in_packs(const T* first_row, const Rows& rows, int64_t head_dim) {
+  return rows.column_stride == 1 && rows.row_stride % count == 0 && head_dim % count == 0 &&
+         reinterpret_cast<uintptr_t>(first_row) % sizeof(Pack<T, count>) == 0;
+}
+
 // Fills a tile with the rows of an interval times `factor`, and zeros behind and beside them. Returns whether this
 // thread met only finite numbers.
 template <class N, int rows, int depth>
 __device__ bool load_tile(const Rows& source, DType dtype, Interval interval, int64_t head_dim, N factor, N* tile) {
-  constexpr int width = std::min(depth, block_threads);
-  constexpr int row_step = block_threads / width;
-  const int first_row = static_cast<int>(threadIdx.x) / width;
   N check = 0;  // x * 0 is NaN for NaN and infinity
   with_memory_type<N>(dtype, [&]<class T>() {
+    const T* const begin = static_cast<const T*>(source.data) + source.offset + interval.begin * source.row_stride;
+    const auto load = [&]<int count>() {
+      using Share = TileShare<depth, count>;
 #pragma unroll 1
-    for (int column = static_cast<int>(threadIdx.x) % width; column < depth; column += width) {
-      const T* from = static_cast<const T*>(source.data) + source.offset +
-                      (interval.begin + first_row) * source.row_stride + column * source.column_stride;
-      const int present = column < head_dim ? static_cast<int>(interval.end - interval.begin) : 0;
+      for (int column = Share::first_column(); column < depth; column += Share::column_step) {
+        const T* from = begin + Share::first_row() * source.row_stride + column * source.column_stride;
+        const int present = column < head_dim ? static_cast<int>(interval.end - interval.begin) : 0;
 #pragma unroll 8
-      for (int row = first_row; row < rows; row += row_step) {
-        T stored{};
-        if (row < present) stored = *from;
-        from += row_step * source.row_stride;
-        const N x = static_cast<N>(stored);
-        check += x * N(0);
-        tile[row * stride_of<N>(depth) + column] = x * factor;
+        for (int row = Share::first_row(); row < rows; row += Share::row_step) {
+          Pack<T, count> stored{};
+          if (row < present) stored = load_pack<T, count>(from);
+          from += Share::row_step * source.row_stride;
+          Pack<N, count> pack;
+#pragma unroll
+          for (int e = 0; e < count; ++e) {
+            const N x = static_cast<N>(stored[e]);
+            check = fma(x, N(0), check);
+            pack[e] = x * factor;
+          }
+          store_pack(tile + row * stride_of<N>(depth) + column, pack);
+        }
       }
+    };
+    if (in_packs<T, pack_size<N>>(begin, source, head_dim)) {
+      load.template operator()<pack_size<N>>();
+    } else {
+      load.template operator()<1>();
     }
   });
   return check == 0;
@@ -114,16 +163,26 @@ __device__ bool load_tile(const Rows& source, DType dtype, Interval interval, in
 // Writes the rows of a tile to memory.
 template <class N, int depth>
 __device__ void store_tile(const N* tile, const Rows& target, DType dtype, Interval interval, int64_t head_dim) {
-  constexpr int width = std::min(depth, block_threads);
-  constexpr int row_step = block_threads / width;
-  const int count = static_cast<int>(interval.end - interval.begin);
   with_memory_type<N>(dtype, [&]<class T>() {
-    for (int column = static_cast<int>(threadIdx.x) % width; column < head_dim; column += width) {
-      T* const to = static_cast<T*>(target.data) + target.offset + interval.begin * target.row_stride + column;
+    T* const begin = static_cast<T*>(target.data) + target.offset + interval.begin * target.row_stride;
+    const int present = static_cast<int>(interval.end - interval.begin);
+    const auto store = [&]<int count>() {
+      using Share = TileShare<depth, count>;
+#pragma unroll 1
+      for (int column = Share::first_column(); column < head_dim; column += Share::column_step) {
 #pragma unroll 4
-      for (int row = static_cast<int>(threadIdx.x) / width; row < count; row += row_step) {
-        to[row * target.row_stride] = static_cast<T>(tile[row * stride_of<N>(depth) + column]);
+        for (int row = Share::first_row(); row < present; row += Share::row_step) {
+          Pack<T, count> pack;
+#pragma unroll
+          for (int e = 0; e < count; ++e) pack[e] = static_cast<T>(tile[row * stride_of<N>(depth) + column + e]);
+          store_pack(begin + row * target.row_stride + column, pack);
+        }
       }
+    };
+    if (in_packs<T, pack_size<N>>(begin, target, head_dim)) {
+      store.template operator()<pack_size<N>>();
+    } else {
+      store.template operator()<1>();
     }
   });
 }
@@ -135,7 +194,7 @@ __device__ void collect_tile(const N (&results)[TileType::R][TileType::outputs],
   for (int r = 0; r < TileType::R; ++r) {
 #pragma unroll
     for (int index = 0; index < TileType::outputs; ++index) {
-      tile[(thread_row() + thread_rows * r) * TileType::stride + TileType::output_column(index)] =
+      tile[(TileType::thread_row() + TileType::thread_rows * r) * TileType::stride + TileType::output_column(index)] =
           results[r][index] * factor;
     }
   }
@@ -148,8 +207,8 @@ __device__ void store_weights(const N (&weights)[TileType::R][TileType::C], N* t
   for (int r = 0; r < TileType::R; ++r) {
 #pragma unroll
     for (int c = 0; c < TileType::C; ++c) {
-      tile[(thread_row() + thread_rows * r) * TileType::weight_stride + thread_column() + thread_columns * c] =
-          weights[r][c];
+      tile[(TileType::thread_row() + TileType::thread_rows * r) * TileType::weight_stride + TileType::thread_column() +
+           TileType::thread_columns * c] = weights[r][c];
     }
   }
 }
@@ -159,8 +218,8 @@ __device__ void store_weights(const N (&weights)[TileType::R][TileType::C], N* t
 template <class TileType, class N = typename TileType::N>
 __device__ void multiply_transposed(const N* a, const N* b, N (&products)[TileType::R][TileType::C]) {
   constexpr int R = TileType::R, C = TileType::C, stride = TileType::stride, pack = pack_size<N>;
-  a += thread_row() * stride;
-  b += thread_column() * stride;
+  a += TileType::thread_row() * stride;
+  b += TileType::thread_column() * stride;
 #pragma unroll
   for (int r = 0; r < R; ++r) {
 #pragma unroll
@@ -170,10 +229,10 @@ __device__ void multiply_transposed(const N* a, const N* b, N (&products)[TileTy
   for (int d = 0; d < TileType::depth; d += pack) {
     Pack<N, pack> columns[C];
 #pragma unroll
-    for (int c = 0; c < C; ++c) columns[c] = load_pack<N, pack>(b + c * thread_columns * stride + d);
+    for (int c = 0; c < C; ++c) columns[c] = load_pack<N, pack>(b + c * TileType::thread_columns * stride + d);
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-      const Pack<N, pack> row = load_pack<N, pack>(a + r * thread_rows * stride + d);
+      const Pack<N, pack> row = load_pack<N, pack>(a + r * TileType::thread_rows * stride + d);
 #pragma unroll
       for (int e = 0; e < pack; ++e) {
 #pragma unroll
@@ -188,21 +247,21 @@ template <class TileType, class N = typename TileType::N>
 __device__ void multiply_add(const N* weights, const N* b, N (&sums)[TileType::R][TileType::outputs]) {
   constexpr int R = TileType::R, pack = pack_size<N>, output_pack = TileType::output_pack;
   constexpr int packs = TileType::outputs / output_pack;
-  weights += thread_row() * TileType::weight_stride;
-  b += thread_column() * output_pack;
+  weights += TileType::thread_row() * TileType::weight_stride;
+  b += TileType::thread_column() * output_pack;
 #pragma unroll 1
   for (int j = 0; j < TileType::columns; j += pack) {
     Pack<N, pack> row[R];
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-      row[r] = load_pack<N, pack>(weights + r * thread_rows * TileType::weight_stride + j);
+      row[r] = load_pack<N, pack>(weights + r * TileType::thread_rows * TileType::weight_stride + j);
     }
 #pragma unroll
     for (int e = 0; e < pack; ++e) {
 #pragma unroll
       for (int p = 0; p < packs; ++p) {
         const auto values =
-            load_pack<N, output_pack>(b + (j + e) * TileType::stride + p * thread_columns * output_pack);
+            load_pack<N, output_pack>(b + (j + e) * TileType::stride + p * TileType::thread_columns * output_pack);
 #pragma unroll
         for (int r = 0; r < R; ++r) {
 #pragma unroll
@@ -246,7 +305,7 @@ __device__ void multiply_add_visible(const TileBand& band, const N* weights, con
                                      N (&sums)[TileType::R][TileType::outputs]) {
 #pragma unroll
   for (int r = 0; r < TileType::R; ++r) {
-    const int row = thread_row() + thread_rows * r;
+    const int row = TileType::thread_row() + TileType::thread_rows * r;
 #pragma unroll 1
     for (int j = band.begin(row); j < band.end(row); ++j) {
       const N weight = weights[row * TileType::weight_stride + j];
@@ -298,8 +357,10 @@ struct Item {
 };
 
 // How far the thread's first key lies right of the diagonal of its first query, in a (queries, keys) tile.
-__device__ inline int thread_right(const SequencePair& pair, int64_t first_query, int64_t first_key) {
-  return static_cast<int>(first_key - first_query - pair.diagonal()) + thread_column() - thread_row();
+template <class TileType>
+__device__ int thread_right(const SequencePair& pair, int64_t first_query, int64_t first_key) {
+  return static_cast<int>(first_key - first_query - pair.diagonal()) + TileType::thread_column() -
+         TileType::thread_row();
 }
 
 // Products of a (queries, keys) tile become scores, -inf where hidden. `right` is thread_right.
@@ -311,7 +372,7 @@ __device__ void score_tile(const ScoreFunction<N>& score, N slope, int right, co
     for (int r = 0; r < TileType::R; ++r) {
 #pragma unroll
       for (int c = 0; c < TileType::C; ++c) {
-        scores[r][c] = score(scores[r][c], slope, right + thread_columns * c - thread_rows * r);
+        scores[r][c] = score(scores[r][c], slope, right + TileType::thread_columns * c - TileType::thread_rows * r);
       }
     }
   }
@@ -320,7 +381,8 @@ __device__ void score_tile(const ScoreFunction<N>& score, N slope, int right, co
   for (int r = 0; r < TileType::R; ++r) {
 #pragma unroll
     for (int c = 0; c < TileType::C; ++c) {
-      if (!band.shows(thread_row() + thread_rows * r, thread_column() + thread_columns * c)) {
+      if (!band.shows(TileType::thread_row() + TileType::thread_rows * r,
+                      TileType::thread_column() + TileType::thread_columns * c)) {
         scores[r][c] = -static_cast<N>(INFINITY);
       }
     }
@@ -337,7 +399,7 @@ __device__ void online_softmax_tile(N magnitude, N (&scores)[TileType::R][TileTy
     N largest = scores[r][0];
 #pragma unroll
     for (int c = 1; c < TileType::C; ++c) largest = fmax(largest, scores[r][c]);  // NaN shows in the sum
-    largest = strobe::cuda::warp_reduce<thread_columns>(largest, [](N a, N b) { return fmax(a, b); });
+    largest = TileType::reduce_row(largest, [](N a, N b) { return fmax(a, b); });
     factors[r] = rows[r].raise(largest, magnitude);
 #pragma unroll
     for (int c = 0; c < TileType::C; ++c) {

@@ -68,7 +68,7 @@ __device__ void differentiate_keys(const GradProblem<N>& problem, const Item& it
       QueryFacts<N> columns[C];
 #pragma unroll
       for (int c = 0; c < C; ++c) {
-        const int64_t position = begin + thread_column() + thread_columns * c;
+        const int64_t position = begin + TileType::thread_column() + TileType::thread_columns * c;
         columns[c] = position < queries.end ? facts[position] : QueryFacts<N>{};
       }
       __syncthreads();
@@ -83,8 +83,8 @@ __device__ void differentiate_keys(const GradProblem<N>& problem, const Item& it
       N p[R][C], ds[R][C];
       multiply_transposed<TileType>(memory.key, memory.query, p);
       multiply_transposed<TileType>(memory.value, memory.dout, ds);
-      differentiate_tile<TileType, true>(problem, pair, head, begin + thread_column(), first + thread_row(), tile_band,
-                                         columns, p, ds);
+      differentiate_tile<TileType, true>(problem, pair, head, begin + TileType::thread_column(),
+                                         first + TileType::thread_row(), tile_band, columns, p, ds);
       // dV += P^T dO, dK += dS^T Q
       add_product<TileType>(p, memory.dout, dout_finite, tile_band, memory.weights, dvalue);
       add_product<TileType>(ds, memory.query, query_finite, tile_band, memory.weights, dkey);
@@ -128,7 +128,7 @@ __device__ void differentiate_queries(const GradProblem<N>& problem, const Item&
   QueryFacts<N> rows[R];
 #pragma unroll
   for (int r = 0; r < R; ++r) {
-    const int64_t position = first + thread_row() + thread_rows * r;
+    const int64_t position = first + TileType::thread_row() + TileType::thread_rows * r;
     rows[r] = position < queries.end ? facts[position] : QueryFacts<N>{};
   }
   N dquery[R][TileType::outputs] = {};
@@ -148,8 +148,8 @@ __device__ void differentiate_queries(const GradProblem<N>& problem, const Item&
     const bool finite = __syncthreads_and(load_tile<N, TileType::columns, TileType::depth>(
         key, args.dtype, keys, args.head_dim, N(1), memory.value_or_key));
     multiply_transposed<TileType>(memory.query, memory.value_or_key, p);
-    differentiate_tile<TileType, false>(problem, pair, item.head, first + thread_row(), begin + thread_column(), band,
-                                        rows, p, ds);
+    differentiate_tile<TileType, false>(problem, pair, item.head, first + TileType::thread_row(),
+                                        begin + TileType::thread_column(), band, rows, p, ds);
     // dQ += dS K
     add_product<TileType>(ds, memory.value_or_key, finite, band, memory.weights, dquery);
   }
@@ -195,12 +195,9 @@ size_t portable_attention_backward_workspace(const AttentionGradArgs& args) {
   return bytes * static_cast<size_t>(lse_size(args.forward));
 }
 
-std::string portable_attention_backward_tile(const AttentionArgs& args) {
+AttentionTile portable_attention_backward_tile(const AttentionArgs& args, Device) {
   return portable::dispatch_tile(args.dtype, args.head_dim, [&]<class N, int depth>() {
-    using KeyTile = portable::KeyTileFor<N, depth>;
-    using QueryTile = portable::QueryTileFor<N, depth>;
-    return concat_message(KeyTile::columns, " x ", KeyTile::rows, " for dkey and dvalue, ", QueryTile::rows, " x ",
-                          QueryTile::columns, " for dquery");
+    return AttentionTile{portable::QueryTileFor<N, depth>::rows, portable::KeyTileFor<N, depth>::rows};
   });
 }
 

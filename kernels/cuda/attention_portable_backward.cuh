@@ -57,12 +57,13 @@ __device__ void differentiate_tile(const Problem<N>& problem, const SequencePair
     PhiloxCounter words;
 #pragma unroll
     for (int r = 0; r < TileType::R; ++r) {
-      const int row = thread_rows * r, column = thread_columns * c;
+      const int row = TileType::thread_rows * r, column = TileType::thread_columns * c;
       const int queries_on = keys_are_rows ? column : row, keys_on = keys_are_rows ? row : column;
       const QueryFacts<N>& facts = queries[keys_are_rows ? c : r];
       N kept = 1, derivative = 1;
       if (problem.dropout.drops()) {
-        if (r % 4 == 0) words = problem.dropout.bytes(matrix, query + queries_on, key + keys_on);
+        if (TileType::thread_rows * r % 32 == 0)
+          words = problem.dropout.bytes(matrix, query + queries_on, key + keys_on);
         kept = keeps(problem.dropout, words, query + queries_on, key + keys_on) ? problem.keep_scale : N(0);
       }
       if (score.changes_products()) {
@@ -70,7 +71,7 @@ __device__ void differentiate_tile(const Problem<N>& problem, const SequencePair
         p[r][c] = score(p[r][c], slope, right + keys_on - queries_on);
       }
       const N probability = exp2_(((p[r][c] - facts.reference) * factor - facts.log_sum) * std::numbers::log2e_v<N>);
-      const bool visible = band.shows(thread_row() + row, thread_column() + column);
+      const bool visible = band.shows(TileType::thread_row() + row, TileType::thread_column() + column);
       p[r][c] = visible ? probability * kept : N(0);
       ds[r][c] = visible ? probability * (ds[r][c] * kept - facts.delta) * derivative : N(0);
     }

@@ -11,17 +11,23 @@ namespace {
 template <class N, int depth>
 struct TileFor;
 template <>
-struct TileFor<float, 32> : Tile<float, 32, 8, 4, 3> {};
+struct TileFor<float, 32> : Tile<float, 32, 4, 8, 3, 16> {};
 template <>
-struct TileFor<float, 64> : Tile<float, 64, 8, 4, 3> {};
+struct TileFor<float, 64> : Tile<float, 64, 4, 8, 3, 16> {};
 template <>
-struct TileFor<float, 128> : Tile<float, 128, 8, 2, 3> {};
+struct TileFor<float, 128> : Tile<float, 128, 4, 4, 3, 16> {};
 template <>
 struct TileFor<float, 256> : Tile<float, 256, 4, 1, 3> {};
 template <>
 struct TileFor<double, 64> : Tile<double, 64, 4, 2, 2> {};
 template <>
 struct TileFor<double, 256> : Tile<double, 256, 1, 1, 2> {};
+
+// Larger ones for GPUs that have the room: a number in shared memory then feeds more products.
+template <class N, int depth>
+struct LargeTileFor : TileFor<N, depth> {};
+template <>
+struct LargeTileFor<float, 128> : Tile<float, 128, 8, 4, 2> {};
 
 // What a block keeps in shared memory.
 template <class TileType, class N = typename TileType::N>
@@ -37,12 +43,12 @@ __device__ void drop_tile(const AttentionDropout& dropout, int64_t matrix, int64
                           N (&weights)[TileType::R][TileType::C]) {
 #pragma unroll
   for (int c = 0; c < TileType::C; ++c) {
-    const int64_t key = first_key + thread_column() + thread_columns * c;
+    const int64_t key = first_key + TileType::thread_column() + TileType::thread_columns * c;
     PhiloxCounter words;
 #pragma unroll
     for (int r = 0; r < TileType::R; ++r) {
-      const int64_t query = first_query + thread_row() + thread_rows * r;
-      if (r % 4 == 0) words = dropout.bytes(matrix, query, key);
+      const int64_t query = first_query + TileType::thread_row() + TileType::thread_rows * r;
+      if (TileType::thread_rows * r % 32 == 0) words = dropout.bytes(matrix, query, key);
       if (!keeps(dropout, words, query, key)) weights[r][c] = 0;
     }
   }
@@ -57,7 +63,7 @@ __device__ void attend(const Problem<N>& problem, const Item& item, ForwardMemor
   const int64_t first = (problem.query_blocks(TileType::rows) - 1 - item.block) * TileType::rows;
   if (first >= pair.seq_len_q) return;
   const Interval queries{first, min(first + TileType::rows, pair.seq_len_q)};
-  const auto query_of = [&](int r) { return first + thread_row() + thread_rows * r; };
+  const auto query_of = [&](int r) { return first + TileType::thread_row() + TileType::thread_rows * r; };
   const int64_t kv_head = item.head / (args.num_heads / args.num_kv_heads);
   const Rows key = key_rows(pair, args.key, kv_head), value = key_rows(pair, args.value, kv_head);
   const N factor = problem.score.factor();
@@ -84,7 +90,7 @@ __device__ void attend(const Problem<N>& problem, const Item& item, ForwardMemor
                                                                          memory.key_or_value);
 
     // m_old = m, m = max(m, rowmax(S)), P = exp(S - m), l = exp(m_old - m) l + rowsum(P)
-    score_tile<TileType>(problem.score, slope, thread_right(pair, first, begin), band, scores);
+    score_tile<TileType>(problem.score, slope, thread_right<TileType>(pair, first, begin), band, scores);
     N factors[R];
     online_softmax_tile<TileType>(factor, scores, rows, factors);
     if (problem.dropout.drops()) {
@@ -109,8 +115,8 @@ __device__ void attend(const Problem<N>& problem, const Item& item, ForwardMemor
   N* const lse = static_cast<N*>(args.lse) + pair.lse_offset(args, item.head);
 #pragma unroll
   for (int r = 0; r < R; ++r) {
-    rows[r].sum = strobe::cuda::warp_sum<thread_columns>(rows[r].sum);
-    if (thread_column() == 0 && query_of(r) < queries.end) lse[query_of(r)] = rows[r].lse(factor);
+    rows[r].sum = TileType::reduce_row(rows[r].sum, strobe::cuda::Plus());
+    if (TileType::thread_column() == 0 && query_of(r) < queries.end) lse[query_of(r)] = rows[r].lse(factor);
     const bool sees_nothing = pair.keys_of(query_of(r)).empty();  // its sums are 0
     const N divided = sees_nothing ? N(0) : problem.keep_scale / rows[r].sum;
 #pragma unroll
@@ -136,19 +142,35 @@ __global__ void __launch_bounds__(block_threads, TileType::blocks_at_once)
   }
 }
 
+// Calls f<TileType>() with the tile for a case.
+template <class F>
+auto dispatch_forward(const AttentionArgs& args, Device device, F&& f) {
+  return dispatch_tile(args.dtype, args.head_dim, [&]<class N, int depth>() {
+    using Small = TileFor<N, depth>;
+    using Large = LargeTileFor<N, depth>;
+    if constexpr (!std::is_base_of_v<Small, Large>) {
+      constexpr int reserved = 1024;  // by CUDA, of each block
+      const int needed = Large::blocks_at_once * (static_cast<int>(sizeof(ForwardMemory<Large>)) + reserved);
+      if (needed <= strobe::cuda::device_properties(device).shared_bytes_per_multiprocessor) {
+        return f.template operator()<Large>();
+      }
+    }
+    return f.template operator()<Small>();
+  });
+}
+
 }  // namespace
 }  // namespace portable
 
-std::string portable_attention_forward_tile(const AttentionArgs& args) {
-  return portable::dispatch_tile(args.dtype, args.head_dim, [&]<class N, int depth>() {
-    using TileType = portable::TileFor<N, depth>;
-    return concat_message(TileType::rows, " x ", TileType::columns);
+AttentionTile portable_attention_forward_tile(const AttentionArgs& args, Device device) {
+  return portable::dispatch_forward(args, device, [&]<class TileType>() {
+    return AttentionTile{TileType::rows, TileType::columns};
   });
 }
 
 void portable_attention_forward(const AttentionArgs& args, const Stream& stream) {
-  portable::dispatch_tile(args.dtype, args.head_dim, [&]<class N, int depth>() {
-    using TileType = portable::TileFor<N, depth>;
+  portable::dispatch_forward(args, stream.device, [&]<class TileType>() {
+    using N = typename TileType::N;
     const portable::Problem<N> problem(args);
     const int64_t count = args.batch * args.num_heads * problem.query_blocks(TileType::rows);
     portable::launch<portable::ForwardMemory<TileType>>("flash_attention_forward",

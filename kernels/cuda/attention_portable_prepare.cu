@@ -42,7 +42,7 @@ __device__ void split_lse(const GradProblem<N>& problem, const Item& item, const
     load_tile<N, TileType::columns, TileType::depth>(key, args.dtype, keys, args.head_dim, N(1), memory.key);
     __syncthreads();
     multiply_transposed<TileType>(memory.query, memory.key, scores);
-    score_tile<TileType>(problem.score, slope, thread_right(pair, queries.begin, begin),
+    score_tile<TileType>(problem.score, slope, thread_right<TileType>(pair, queries.begin, begin),
                          TileBand(pair.band, queries.begin, keys), scores);
     online_softmax_tile<TileType>(factor, scores, rows, factors);
     __syncthreads();
@@ -50,9 +50,9 @@ __device__ void split_lse(const GradProblem<N>& problem, const Item& item, const
   const int64_t offset = pair.lse_offset(args, item.head) + queries.begin;
 #pragma unroll
   for (int r = 0; r < TileType::R; ++r) {
-    rows[r].sum = strobe::cuda::warp_sum<thread_columns>(rows[r].sum);
-    const int row = thread_row() + thread_rows * r;
-    if (thread_column() != 0 || queries.begin + row >= queries.end) continue;
+    rows[r].sum = TileType::reduce_row(rows[r].sum, strobe::cuda::Plus());
+    const int row = TileType::thread_row() + TileType::thread_rows * r;
+    if (TileType::thread_column() != 0 || queries.begin + row >= queries.end) continue;
     const N lse = static_cast<const N*>(args.lse)[offset + row];
     const N rounding = 2 * std::numeric_limits<N>::epsilon() * fabs(lse);
     if (is_large(lse) && fabs(rows[r].lse(factor) - lse) <= rounding) {

@@ -224,6 +224,28 @@ void destroy_event(void* event) {
   cudaGetLastError();
 }
 
+void* record_timed_event(const Stream& stream) {
+  const ActiveDevice active(stream.device);
+  cudaEvent_t event = nullptr;
+  check_cuda(cudaEventCreate(&event), "record_timed_event");
+  const cudaError_t status = cudaEventRecord(event, cuda_stream(stream));
+  if (status != cudaSuccess) {
+    destroy_event(event);
+    fail_cuda(status, "record_timed_event");
+  }
+  return event;
+}
+
+double seconds_between(void* first, void* last, Device device) {
+  const ActiveDevice active(device);
+  check_cuda(cudaEventSynchronize(static_cast<cudaEvent_t>(first)), "seconds_between");
+  check_cuda(cudaEventSynchronize(static_cast<cudaEvent_t>(last)), "seconds_between");
+  float milliseconds = 0;
+  check_cuda(cudaEventElapsedTime(&milliseconds, static_cast<cudaEvent_t>(first), static_cast<cudaEvent_t>(last)),
+             "seconds_between");
+  return 1e-3 * static_cast<double>(milliseconds);
+}
+
 DeviceMemory device_memory(Device device) {
   const ActiveDevice active(device);
   DeviceMemory memory;

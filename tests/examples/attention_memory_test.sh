@@ -8,6 +8,8 @@ attention_memory=$1/examples/attention_memory
 # shellcheck source=tests/examples/checks.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/checks.sh"
 
+export CUDA_VISIBLE_DEVICES=  # what is checked is the CPU's, also where there is a GPU
+
 # holds NAME FILE AWK: the awk program, run on a CSV whose columns it names as in f["seq_len"], must exit with 0.
 holds() {
   check "$1" awk -F, "NR == 1 { for (i = 1; i <= NF; ++i) column[i] = \$i; next }
@@ -150,6 +152,8 @@ refuses "head_dim" '--head-dim: 257 given, expected an integer from 1 to 256' --
 refuses "embed_dim" '--embed-dim: 40 given, expected a multiple of --head-dim 16' --embed-dim 40
 refuses "dtype" '--dtype: f8 given, expected f32' --dtype f8
 refuses "series" '--series: dense given, expected tiled' --series tiled,dense
+refuses "a GPU that is not there" '--device cuda: .*(no CUDA backend|driver)' --device cuda
+refuses "unknown device" '--device: tpu given, expected auto or cpu or cuda' --device tpu
 refuses "threads" '--threads: -1 given, expected' --threads -1
 refuses "unknown option" 'not expected: --heads' --heads
 refuses "empty path" '--csv: an empty path given' --csv ''

@@ -11,6 +11,8 @@ if [[ ! -x $attention_speed ]]; then
   finish
 fi
 
+export CUDA_VISIBLE_DEVICES=  # what is checked is the CPU's, also where there is a GPU
+
 # refuses NAME PATTERN OPTIONS...: exit status 1 (not a crash), one line on stderr that matches, nothing measured.
 refuses() {
   local name=$1 pattern=$2 status=0
@@ -36,6 +38,12 @@ refuses "an empty length" '--seq-lens: an empty value given' --seq-lens 512,,102
 refuses "standard's matrices" '--standard-max: 1000000 given, but standard attention of seq_len 1000000 takes .*expected at most' \
   --seq-lens 64,1000000 --standard-max 1000000 --num-heads 8 --head-dim 1
 refuses "head_dim" '--head-dim: 257 given, expected an integer from 1 to 256' --head-dim 257
+refuses "a GPU that is not there" '--device cuda: .*(no CUDA backend|driver)' --device cuda
+refuses "unknown device" '--device: tpu given, expected auto or cpu or cuda' --device tpu
+for option in --head-dims=64 --gqa=4 --window=100 --any-order --rest-ms=0; do
+  refuses "$option on the CPU" "${option%=*}: given, but it does not go with --device cpu" $option
+done
+refuses "--batch on a GPU" '--batch: given, but it does not go with --device cuda' --device cuda --batch 2
 refuses "threads" '--threads: 0 given, expected' --threads 0
 refuses "dtype" '--dtype: i32 given, expected f32' --dtype i32
 refuses "unknown kernel" '--kernel: fast given, expected auto or portable or mma or hopper' --kernel fast

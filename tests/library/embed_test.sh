@@ -9,6 +9,8 @@ source "$here/checks.sh"
 CMAKE_GENERATOR=$(cached CMAKE_GENERATOR)
 export CC CXX CMAKE_GENERATOR
 
+skipped=0
+
 loss_falls() {
   awk '/loss/ { last = $NF; if (!n++) first = last } END { exit !(n > 5 && last < first / 20) }' "$work/printed"
 }
@@ -21,6 +23,15 @@ runs() {
   check "attention $1 is right" "$2/attention"
   mv "$work/log" "$work/printed"
   check "attention $1 prints what it checked" grep -E '^dvalue +1\.4762 +0\.9524 +0\.5714 +as expected$' "$work/printed"
+  [[ -x $2/attention_cuda ]] || return 0
+  check "attention_cuda $1 is right" "$2/attention_cuda"
+  mv "$work/log" "$work/printed"
+  if [[ $(cat "$work/printed") == "no GPU" ]]; then
+    skipped=$((skipped + 1))
+    echo "skipped: attention_cuda $1 without a GPU"
+  else
+    check "attention_cuda $1 prints what it checked" grep -E '^dvalue +differs from the CPU.* by at most' "$work/printed"
+  fi
 }
 
 # Moved, to a path with a space: the install tree must not remember where it was.
@@ -88,4 +99,4 @@ silent "a subfolder brings no tests, no examples and no install rules" find "$wo
 check "build beside a subfolder" cmake --build "$work/parent/build" --parallel
 runs "beside a subfolder" "$work/parent/build/embed"
 
-finish
+finish $skipped

@@ -1,4 +1,4 @@
-// How memory grows with seq_len, as an SVG picture with logarithmic axes.
+// How bytes grow with a number, as an SVG picture with logarithmic axes.
 #pragma once
 
 #include <string>
@@ -7,9 +7,9 @@
 
 namespace examples {
 
-struct MemoryCurve {
+struct ByteCurve {
   std::string label;
-  std::vector<std::pair<double, double>> measured;   // (seq_len, bytes)
+  std::vector<std::pair<double, double>> measured;   // (number, bytes)
   std::vector<std::pair<double, double>> formula;    // drawn as a dashed line
   std::vector<std::pair<double, double>> predicted;  // sizes that were not run: empty rings
 };
@@ -17,8 +17,13 @@ struct MemoryCurve {
 // Bytes that are a power of two: "64 KiB", "1 MiB".
 std::string power_of_two_label(int exponent);
 
+struct ChartText {
+  std::string title, subtitle;
+  std::string x, y;   // what the axes show
+  std::string marks;  // what dots, dashes and rings are
+};
+
 // At most six curves; values that are not positive are left out.
-std::string memory_chart_svg(const std::string& title, const std::string& subtitle,
-                             const std::vector<MemoryCurve>& curves);
+std::string bytes_chart_svg(const ChartText& text, const std::vector<ByteCurve>& curves);
 
 }  // namespace examples

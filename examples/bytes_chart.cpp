@@ -1,5 +1,5 @@
-// Draws the memory chart: powers of two along both axes, the legend above the plot where nothing can cross it.
-#include "memory_chart.h"
+// Draws the chart: powers of two along both axes, the legend above the plot where nothing can cross it.
+#include "bytes_chart.h"
 
 #include <fmt/format.h>
 
@@ -40,27 +40,27 @@ struct Axis {
 
 class Chart : public SvgPicture {
  public:
-  Chart(Axis seq_lens, Axis bytes, double top)
-      : SvgPicture(width, height), seq_lens_(seq_lens), bytes_(bytes), top_(top) {}
+  Chart(Axis numbers, Axis bytes, double top)
+      : SvgPicture(width, height), numbers_(numbers), bytes_(bytes), top_(top) {}
 
-  void axes() {
+  void axes(const ChartText& labels) {
     for (int exponent = bytes_.low; exponent <= bytes_.high; exponent += bytes_.step) {
       const double y = pixels({1, std::exp2(exponent)}).second;
       line(left, y, width - right, y, "#e6e6e6", 1);
       text(left - 8, y + 4.5, "end", power_of_two_label(exponent));
     }
-    for (int exponent = seq_lens_.low; exponent <= seq_lens_.high; exponent += seq_lens_.step) {
+    for (int exponent = numbers_.low; exponent <= numbers_.high; exponent += numbers_.step) {
       const double x = pixels({std::exp2(exponent), 1}).first;
       line(x, height - bottom, x, height - bottom + 5, "#333", 1);
       text(x, height - bottom + 20, "middle", human_count(int64_t{1} << exponent));
     }
     line(left, height - bottom, width - right, height - bottom, "#333", 1);
-    text((left + width - right) / 2, height - 14, "middle", "seq_len");
-    text(0, 0, "middle", "extra memory",
+    text((left + width - right) / 2, height - 14, "middle", labels.x);
+    text(0, 0, "middle", labels.y,
          fmt::format("transform=\"translate(16 {:.1f}) rotate(-90)\"", (top_ + height - bottom) / 2));
   }
 
-  void curve(const MemoryCurve& curve, std::string_view colour) {
+  void curve(const ByteCurve& curve, std::string_view colour) {
     Points formula;
     for (const auto& point : curve.formula) formula.push_back(pixels(point));
     polyline(formula, colour, 1.5, dashes);
@@ -79,11 +79,11 @@ class Chart : public SvgPicture {
 
  private:
   std::pair<double, double> pixels(const std::pair<double, double>& point) const {
-    return {left + seq_lens_.part(point.first) * (width - left - right),
+    return {left + numbers_.part(point.first) * (width - left - right),
             height - bottom - bytes_.part(point.second) * (height - top_ - bottom)};
   }
 
-  Axis seq_lens_, bytes_;
+  Axis numbers_, bytes_;
   double top_;
 };
 
@@ -100,29 +100,28 @@ std::string power_of_two_label(int exponent) {
   return fmt::format("{:.0f} {}", std::exp2(exponent - 10 * unit), units[static_cast<size_t>(unit)]);
 }
 
-std::string memory_chart_svg(const std::string& title, const std::string& subtitle,
-                             const std::vector<MemoryCurve>& given) {
-  std::vector<MemoryCurve> curves = given;
-  Axis seq_lens, bytes;
-  for (MemoryCurve& curve : curves) {
+std::string bytes_chart_svg(const ChartText& text, const std::vector<ByteCurve>& given) {
+  std::vector<ByteCurve> curves = given;
+  Axis numbers, bytes;
+  for (ByteCurve& curve : curves) {
     for (auto* points : {&curve.measured, &curve.formula, &curve.predicted}) {
       *points = positive(*points);
-      for (const auto& [seq_len, size] : *points) {
-        seq_lens.cover(seq_len);
+      for (const auto& [number, size] : *points) {
+        numbers.cover(number);
         bytes.cover(size);
       }
     }
   }
-  seq_lens.finish(8);  // a label may be as wide as 1,073,741,824
+  numbers.finish(8);  // a label may be as wide as 1,073,741,824
   bytes.finish(10);
   const double top = legend_top + legend_row * static_cast<double>((curves.size() + 1) / 2 + 1);
-  Chart chart(seq_lens, bytes, top);
-  chart.text(left, 28, "start", title, "font-size=\"16\" font-weight=\"bold\"");
-  chart.text(left, 48, "start", subtitle);
-  chart.axes();
+  Chart chart(numbers, bytes, top);
+  chart.text(left, 28, "start", text.title, "font-size=\"16\" font-weight=\"bold\"");
+  chart.text(left, 48, "start", text.subtitle);
+  chart.axes(text);
   for (size_t i = 0; i < curves.size(); ++i) chart.curve(curves[i], colours[i % colours.size()]);
   for (size_t i = 0; i < curves.size(); ++i) chart.legend(i, curves[i].label, colours[i % colours.size()]);
-  chart.text(left, top - 17, "start", "dots: measured; dashed: formula; rings: not run");
+  chart.text(left, top - 17, "start", text.marks);
   return chart.finish();
 }
 

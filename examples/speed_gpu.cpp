@@ -1,0 +1,137 @@
+// The table of a GPU: shapes as in the FlashAttention papers, batch * seq_len = 16,384 tokens and num_heads * head_dim
+// = 2,048, and the columns of scripts that measure other libraries the same way.
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <thread>
+
+#include "option_checks.h"
+#include "speed_options.h"
+
+namespace examples {
+namespace {
+
+using namespace strobe;
+
+// Milliseconds of the GPU: the median of `repeats` calls, each begun when the GPU was idle, after three that do not
+// count; `prepare` is not timed.
+double median_ms(const SpeedOptions& o, const std::function<void()>& prepare, const std::function<void()>& run) {
+  constexpr int warm_up = 3;
+  synchronize(current_stream(o.device));
+  std::this_thread::sleep_for(std::chrono::milliseconds(o.rest_ms));
+  std::vector<double> times;
+  for (int i = 0; i < warm_up + o.repeats; ++i) {
+    prepare();
+    synchronize(current_stream(o.device));
+    const Event start;
+    run();
+    const Event end;
+    const double ms = 1e3 * end.seconds_since(start);
+    if (i >= warm_up) times.push_back(ms);
+  }
+  const auto middle = times.begin() + std::ssize(times) / 2;
+  std::nth_element(times.begin(), middle, times.end());
+  return *middle;
+}
+
+// What the GPU can reach at best, in the same run.
+void print_ceilings(const SpeedOptions& o) {
+  const NoGrad no_grad;
+  const auto nothing = [] {};
+  constexpr int64_t size = 8192;
+  const DType dtype = o.dtype == DType::f64 ? DType::f32 : o.dtype;
+  const Tensor a = normal({size, size}, 0, 1, dtype), b = normal({size, size}, 0, 1, dtype);
+  Tensor product;
+  const double product_ms = median_ms(o, nothing, [&] { product = matmul(a, b); });
+  fmt::print("# ceiling: {} {}^3 matrix product {:.0f} TFLOP/s\n", name_of(dtype), size,
+             2e-9 * size * size * size / product_ms);
+  const Tensor source = empty({int64_t{1} << 29}), copy = empty_like(source);
+  const double copy_ms = median_ms(o, nothing, [&] { copy.copy_from(source); });
+  fmt::print("# ceiling: device copy {:.2f} TB/s read+write\n", 8e-9 * static_cast<double>(source.size()) / copy_ms);
+}
+
+// Pairs of a query and a key that it sees, of one head; under a causal mask alone half of all, as is the custom.
+double visible_pairs(const SpeedOptions& o, int64_t seq_len, bool causal) {
+  const double n = static_cast<double>(seq_len);
+  if (o.window < 0 || o.window >= seq_len) return causal ? n * n / 2 : n * n;
+  const double w = static_cast<double>(o.window);
+  const double left = w * (w - 1) / 2 + (n - w) * w;  // the sum of min(i, w) over all queries i
+  return n + (causal ? 1 : 2) * left;
+}
+
+struct Case {
+  std::string impl;
+  int64_t head_dim, seq_len, batch, num_heads;
+  bool causal;
+};
+
+void print_row(const SpeedOptions& o, const Case& c, const char* pass, double flops, double ms, double peak) {
+  fmt::print("{},{},{},{},{},{},{},{:d},{:.4f},{:.1f},{:.0f}\n", c.impl, name_of(o.dtype), pass, c.head_dim, c.seq_len,
+             c.batch, c.num_heads, c.causal, ms, 1e-9 * flops / ms, peak / 0x1p20);
+  flush_output();
+}
+
+using Attention = Tensor (*)(const Tensor&, const Tensor&, const Tensor&, const AttentionOptions&);
+
+void measure(const SpeedOptions& o, const Case& c, Attention attention, AttentionKernel path) {
+  const auto random = [&](int64_t heads) { return normal({c.batch, c.seq_len, heads, c.head_dim}, 0, 1, o.dtype); };
+  const Tensor query = random(c.num_heads).set_requires_grad(), key = random(c.num_heads / o.group).set_requires_grad(),
+               value = random(c.num_heads / o.group).set_requires_grad(), dout = random(c.num_heads);
+  const AttentionOptions options{.causal = c.causal,
+                                 .window_left = o.window,
+                                 .window_right = c.causal ? -1 : o.window,
+                                 .kernel = path,
+                                 .deterministic = !o.any_order};
+  const double flops = 4.0 * visible_pairs(o, c.seq_len, c.causal) * static_cast<double>(c.head_dim) *
+                       static_cast<double>(c.batch * c.num_heads);
+  const double inputs = static_cast<double>(memory_stats().current);
+  reset_peak_memory();
+  Tensor out;
+  const double forward = median_ms(
+      o, [&] { out = Tensor(); },
+      [&] {
+        const NoGrad no_grad;
+        out = attention(query, key, value, options);
+      });
+  const double backward = median_ms(
+      o,
+      [&] {
+        for (const Tensor& x : {query, key, value}) x.set_grad(Tensor());
+        out = attention(query, key, value, options);
+      },
+      [&] { out.backward(dout); });
+  const double peak = static_cast<double>(memory_stats().peak) - inputs;
+  print_row(o, c, "fwd", flops, forward, peak);
+  print_row(o, c, "bwd", 2.5 * flops, backward, peak);
+}
+
+}  // namespace
+
+void measure_on_gpu(const SpeedOptions& o) {
+  const DeviceGuard device(o.device);
+  seed(1);
+  print_ceilings(o);
+  std::string tiled = o.kernel == "auto" ? "strobe" : "strobe-" + o.kernel;
+  if (o.any_order) tiled += "-any-order";
+  fmt::print("impl,dtype,pass,head_dim,seq_len,batch,heads,causal,ms,TFLOPs,peak_MiB\n");
+  for (const int64_t head_dim : o.head_dims) {
+    for (const int64_t seq_len : o.seq_lens) {
+      for (const bool causal : {false, true}) {
+        if (o.causal && !causal) continue;
+        Case c{tiled,
+               head_dim,
+               seq_len,
+               std::max<int64_t>(1, 16384 / seq_len),
+               std::max<int64_t>(1, 2048 / head_dim / o.group) * o.group,
+               causal};
+        measure(o, c, flash_attention, o.path);
+        if (seq_len > o.standard_max) continue;
+        c.impl = "strobe-standard";
+        measure(o, c, standard_attention, AttentionKernel::auto_select);
+        release_cached_memory();
+      }
+    }
+  }
+}
+
+}  // namespace examples
