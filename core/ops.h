@@ -58,8 +58,14 @@ Tensor cast(const Tensor& x, DType dtype);
 // copy.
 Tensor matmul(const Tensor& a, const Tensor& b);
 // y = x weight^T + bias. x: (..., in), weight: (out, in), bias: (out) or undefined, one floating dtype;
-// result: (..., out), same dtype.
+// result: (..., out), same dtype. On a GPU up to 16 bytes may lie between its rows, so that each starts aligned.
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = Tensor());
+// linear(gelu_tanh(linear(x, fc_weight, fc_bias)), proj_weight, proj_bias), the MLP of GPT-2: the same with fewer
+// passes over memory, as a GPU applies GELU and its derivative to 16-bit results before they leave the product. x:
+// (..., in), fc_weight: (hidden, in), proj_weight: (out, hidden), biases: (hidden) and (out) or undefined; result:
+// (..., out).
+Tensor mlp(const Tensor& x, const Tensor& fc_weight, const Tensor& fc_bias, const Tensor& proj_weight,
+           const Tensor& proj_bias);
 
 // ---- reduce: over the given axes (negative ones count from the end; none given: all). Reduced axes are dropped, or
 // kept with size 1 if keepdim. Floating dtypes; sums are accumulated in f32 blocks that are added in f64.

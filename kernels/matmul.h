@@ -24,6 +24,13 @@ namespace strobe::kernels {
 inline constexpr int64_t no_band_lower = std::numeric_limits<int64_t>::min() / 2;
 inline constexpr int64_t no_band_upper = std::numeric_limits<int64_t>::max() / 2;
 
+// What becomes of the sums of a product, with the tanh form of GELU (GeluTanh in pointwise.h).
+enum class MatmulEpilogue : uint8_t {
+  none,
+  gelu,           // pre = sums, out = gelu(sums)
+  gelu_backward,  // out = sums * gelu'(pre)
+};
+
 // One batch dimension: its size and, in elements, the strides of the operands (0 repeats an operand).
 struct MatmulBatch {
   int64_t size = 1;
@@ -32,7 +39,8 @@ struct MatmulBatch {
   int64_t out_stride = 0;
 };
 
-// out (m x n) = [out +] a (m x k) b (k x n) [+ bias (n)] for every index of the batch dimensions.
+// out (m x n) = [out +] a (m x k) b (k x n) [+ bias (n)] for every index of the batch dimensions, or the epilogue of
+// that.
 // Strides are in elements. No two elements of out share memory, and out overlaps neither a, b nor bias.
 // Element (i, p) of a takes part only where i + band_lower <= p <= i + band_upper; callers keep zeros outside that
 // band. Row p of b never influences row i of out from there, NaN and infinity included. f64 is computed in f64,
@@ -55,6 +63,9 @@ struct MatmulArgs {
   DType out_dtype;             // dtype, or accumulate_dtype(dtype)
   const void* bias = nullptr;  // (n), contiguous
   bool accumulate = false;     // add to what out holds
+  // With an epilogue there is one product, whose out has no gaps and the dtype of a; no band, no accumulation.
+  MatmulEpilogue epilogue = MatmulEpilogue::none;
+  void* pre = nullptr;  // (m, n) of out's dtype, contiguous
   int64_t band_lower = no_band_lower;
   int64_t band_upper = no_band_upper;
   MatmulBatch batch[max_batch_dims] = {};  // in any order
@@ -67,5 +78,9 @@ struct MatmulArgs {
 STROBE_WORKSPACE(matmul_workspace, MatmulArgs)
 
 STROBE_KERNEL(matmul, MatmulArgs)
+
+// For backends: the product whose sums an epilogue is to be applied to, and the epilogue as a pass of its own.
+MatmulArgs without_epilogue(const MatmulArgs& args);
+void apply_epilogue(const MatmulArgs& args, const Stream& stream);
 
 }  // namespace strobe::kernels

@@ -29,10 +29,12 @@ struct SoftmaxGradArgs {
 struct CrossEntropyArgs {
   void* loss;           // one value of accumulate_dtype(dtype)
   double* lse;          // (rows); double for every dtype, so that exp(logit - lse) is exact for large logits as well
+  int64_t* counted;     // one value: how many rows count
   const void* logits;   // (rows, vocab)
   const void* targets;  // (rows)
   int64_t rows;
   int64_t vocab;
+  int64_t row_stride;  // of logits, in elements; their columns are contiguous
   DType dtype;
   DType index_dtype;  // i32 or i64
   int64_t ignore_index;
@@ -46,9 +48,12 @@ struct CrossEntropyGradArgs {
   const void* dloss;   // one value of accumulate_dtype(dtype)
   const void* logits;  // (rows, vocab)
   const void* targets;
-  const double* lse;
+  const double* lse;       // as the forward pass wrote it
+  const int64_t* counted;  // as well
   int64_t rows;
   int64_t vocab;
+  int64_t dlogits_row_stride;
+  int64_t logits_row_stride;
   DType dtype;
   DType index_dtype;
   int64_t ignore_index;

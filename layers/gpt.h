@@ -48,7 +48,7 @@ struct Norm {
   }
 };
 
-// gelu: proj(gelu(fc(x))). swiglu: proj(silu(gate(x)) * fc(x)) (Shazeer 2020).
+// gelu: proj(gelu_tanh(fc(x))). swiglu: proj(silu(gate(x)) * fc(x)) (Shazeer 2020).
 struct Mlp {
   Linear fc;                 // embed_dim -> mlp_dim
   std::vector<Linear> gate;  // SwiGLU's second projection; empty for GELU
@@ -60,7 +60,8 @@ struct Mlp {
   }
 
   Tensor operator()(const Tensor& x) const {
-    return proj(gate.empty() ? gelu(fc(x), GeluForm::tanh) : silu(gate[0](x)) * fc(x));
+    if (gate.empty()) return mlp(x, fc.weight, fc.bias, proj.weight, proj.bias);
+    return proj(silu(gate[0](x)) * fc(x));
   }
 
   void visit(auto&& field) const {

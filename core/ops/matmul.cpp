@@ -1,4 +1,4 @@
-// matmul and linear with their backward passes, all of them products by one kernel.
+// matmul, linear and mlp with their backward passes, all of them products by one kernel.
 #include "strobe/core/ops/matmul.h"
 
 #include "strobe/core/autograd.h"
@@ -35,7 +35,15 @@ int64_t batch_stride(const Tensor& x, int axis, int rank) {
   return own < 0 || x.dim(own) == 1 ? 0 : x.strides()[own];
 }
 
-void launch(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulOptions& options) {
+// What is added to a product, and what becomes of it.
+struct Finish {
+  Tensor bias = Tensor();
+  kernels::MatmulEpilogue epilogue = kernels::MatmulEpilogue::none;
+  Tensor pre = Tensor();  // see MatmulEpilogue
+};
+
+void launch(const Tensor& out, const Tensor& a, const Tensor& b, const Finish& finish = {},
+            const MatmulOptions& options = {}) {
   kernels::MatmulArgs args{.out = out.data(),
                            .a = a.data(),
                            .b = b.data(),
@@ -49,8 +57,10 @@ void launch(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& b
                            .b_column_stride = b.strides()[b.rank() - 1],
                            .dtype = a.dtype(),
                            .out_dtype = out.dtype(),
-                           .bias = bias.defined() ? bias.data() : nullptr,
+                           .bias = data_or_null(finish.bias),
                            .accumulate = options.accumulate,
+                           .epilogue = finish.epilogue,
+                           .pre = data_or_null(finish.pre),
                            .band_lower = options.band_lower,
                            .band_upper = options.band_upper};
   static_assert(Shape::max_rank - 2 <= kernels::MatmulArgs::max_batch_dims);
@@ -64,7 +74,52 @@ void launch(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& b
   kernels::matmul(args, out.stream());
 }
 
+// The parts of linear and mlp.
+
+void check_linear(const char* operation, const Tensor& x, const char* weight_name, const Tensor& weight,
+                  const char* bias_name, const Tensor& bias) {
+  require_floating(operation, "x", x);
+  require_floating(operation, weight_name, weight);
+  require_same_kind(operation, "x", x, weight_name, weight);
+  STROBE_CHECK(weight.rank() == 2, operation, ": ", weight_name, " ", weight.shape(), " given, expected (out, in)");
+  STROBE_CHECK(x.rank() >= 1 && x.dim(-1) == weight.dim(1), operation, ": x ", x.shape(), " given, expected (..., ",
+               weight.dim(1), ") for ", weight_name, " ", weight.shape());
+  if (!bias.defined()) return;
+  require_same_kind(operation, "x", x, bias_name, bias);
+  STROBE_CHECK(bias.shape() == Shape{weight.dim(0)}, operation, ": ", bias_name, " ", bias.shape(), " given, expected ",
+               Shape{weight.dim(0)}, " for ", weight_name, " ", weight.shape());
+}
+
+Shape with_last_axis(Shape shape, int64_t size) {
+  shape[shape.size() - 1] = size;
+  return shape;
+}
+
+// x as (number of rows, size of the last axis).
+Tensor rows_of(const Tensor& x) { return reshape(x, {with_last_axis(x.shape(), 1).numel(), x.dim(-1)}); }
+
+Tensor vector_or_none(const Tensor& bias) { return bias.defined() ? contiguous(bias.detach()) : bias; }
+
+// The gradient of the weight in y = rows weight^T, where it needs one.
+Tensor weight_gradient(const Tensor& weight, const Tensor& dy, const Tensor& rows) {
+  if (!weight.requires_grad()) return Tensor();
+  const Tensor gradient = empty(weight.shape(), weight.dtype(), weight.device());
+  launch(gradient, transposed(dy), rows);
+  return gradient;
+}
+
+Tensor bias_gradient(const Tensor& bias, const Tensor& dy) {
+  return bias.defined() && bias.requires_grad() ? sum(dy, {0}) : Tensor();
+}
+
 }  // namespace
+
+Tensor empty_rows(int64_t rows, int64_t columns, DType dtype, Device device) {
+  const int64_t unit = 16 / static_cast<int64_t>(size_of(dtype));
+  const int64_t gap = (unit - columns % unit) % unit;
+  if (device.type == DeviceType::cpu || gap == 0 || 8 * gap > columns) return empty({rows, columns}, dtype, device);
+  return slice(empty({rows, columns + gap}, dtype, device), 1, 0, columns);
+}
 
 void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, const MatmulOptions& options,
                  const char* operation) {
@@ -77,7 +132,7 @@ void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, const Matm
                accumulate_dtype(a.dtype()), " on ", a.device());
   STROBE_CHECK(out.dim(-1) <= 1 || out.strides().back() == 1, operation, ": out of column stride ",
                out.strides().back(), " given, expected 1");
-  launch(out, a, b, Tensor(), options);
+  launch(out, a, b, {}, options);
 }
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
@@ -89,17 +144,17 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
     return reshape(matmul(rows, b), shape);
   }
   const Tensor out = empty(shape, a.dtype(), a.device());
-  launch(out, a, b, Tensor(), {});
+  launch(out, a, b);
   return record("matmul", out, {a, b}, [a, b](const Tensor& dout) -> Grads {
     Grads grads(2);
     if (a.requires_grad()) {
       const Tensor da = empty(with_axes(batch_shape(dout), {a.dim(-2), a.dim(-1)}), a.dtype(), a.device());
-      launch(da, dout, transposed(b), Tensor(), {});
+      launch(da, dout, transposed(b));
       grads[0] = sum_to(da, a.shape());
     }
     if (b.requires_grad()) {
       const Tensor db = empty(with_axes(batch_shape(dout), {b.dim(-2), b.dim(-1)}), b.dtype(), b.device());
-      launch(db, transposed(a), dout, Tensor(), {});
+      launch(db, transposed(a), dout);
       grads[1] = sum_to(db, b.shape());
     }
     return grads;
@@ -107,40 +162,54 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  require_floating("linear", "x", x);
-  require_floating("linear", "weight", weight);
-  require_same_kind("linear", "x", x, "weight", weight);
-  STROBE_CHECK(weight.rank() == 2, "linear: weight ", weight.shape(), " given, expected (out, in)");
-  const int64_t in = weight.dim(1), out = weight.dim(0);
-  STROBE_CHECK(x.rank() >= 1 && x.dim(-1) == in, "linear: x ", x.shape(), " given, expected (..., ", in,
-               ") for weight ", weight.shape());
-  if (bias.defined()) {
-    require_same_kind("linear", "x", x, "bias", bias);
-    STROBE_CHECK(bias.shape() == Shape{out}, "linear: bias ", bias.shape(), " given, expected ", Shape{out},
-                 " for weight ", weight.shape());
-  }
-  Shape shape = x.shape();
-  shape[x.rank() - 1] = 1;
-  const int64_t num_rows = shape.numel();
-  shape[x.rank() - 1] = out;
-
-  const Tensor rows = reshape(x, {num_rows, in});
-  const Tensor y = empty({num_rows, out}, x.dtype(), x.device());
-  launch(y, rows, transposed(weight.detach()), bias.defined() ? contiguous(bias.detach()) : bias, {});
+  check_linear("linear", x, "weight", weight, "bias", bias);
+  const Tensor rows = rows_of(x);
+  const Tensor y = empty_rows(rows.dim(0), weight.dim(0), x.dtype(), x.device());
+  launch(y, rows, transposed(weight.detach()), {.bias = vector_or_none(bias)});
   const Tensor result = record("linear", y, {rows, weight, bias}, [rows, weight, bias](const Tensor& dy) -> Grads {
     Grads grads(3);
     if (rows.requires_grad()) {
       grads[0] = empty(rows.shape(), rows.dtype(), rows.device());
-      launch(grads[0], dy, weight, Tensor(), {});
+      launch(grads[0], dy, weight);
     }
-    if (weight.requires_grad()) {
-      grads[1] = empty(weight.shape(), weight.dtype(), weight.device());
-      launch(grads[1], transposed(dy), rows, Tensor(), {});
-    }
-    if (bias.defined() && bias.requires_grad()) grads[2] = sum(dy, {0});
+    grads[1] = weight_gradient(weight, dy, rows);
+    grads[2] = bias_gradient(bias, dy);
     return grads;
   });
-  return reshape(result, shape);
+  return reshape(result, with_last_axis(x.shape(), weight.dim(0)));
+}
+
+Tensor mlp(const Tensor& x, const Tensor& fc_weight, const Tensor& fc_bias, const Tensor& proj_weight,
+           const Tensor& proj_bias) {
+  check_linear("mlp", x, "fc_weight", fc_weight, "fc_bias", fc_bias);
+  require_same_kind("mlp", "x", x, "proj_weight", proj_weight);
+  STROBE_CHECK(proj_weight.rank() == 2 && proj_weight.dim(1) == fc_weight.dim(0), "mlp: proj_weight ",
+               proj_weight.shape(), " given, expected (out, ", fc_weight.dim(0), ") for fc_weight ", fc_weight.shape());
+  const Tensor rows = rows_of(x);
+  const Tensor hidden = empty({rows.dim(0), fc_weight.dim(0)}, x.dtype(), x.device());
+  check_linear("mlp", hidden, "proj_weight", proj_weight, "proj_bias", proj_bias);
+  const Tensor pre = empty_like(hidden);
+  launch(hidden, rows, transposed(fc_weight.detach()),
+         {.bias = vector_or_none(fc_bias), .epilogue = kernels::MatmulEpilogue::gelu, .pre = pre});
+  const Tensor y = empty_rows(rows.dim(0), proj_weight.dim(0), x.dtype(), x.device());
+  launch(y, hidden, transposed(proj_weight.detach()), {.bias = vector_or_none(proj_bias)});
+  const Tensor result =
+      record("mlp", y, {rows, fc_weight, fc_bias, proj_weight, proj_bias},
+             [rows, fc_weight, fc_bias, proj_weight, proj_bias, pre, hidden](const Tensor& dy) -> Grads {
+               Grads grads(5);
+               grads[3] = weight_gradient(proj_weight, dy, hidden);
+               grads[4] = bias_gradient(proj_bias, dy);
+               const Tensor dpre = empty_like(pre);
+               launch(dpre, dy, proj_weight, {.epilogue = kernels::MatmulEpilogue::gelu_backward, .pre = pre});
+               if (rows.requires_grad()) {
+                 grads[0] = empty(rows.shape(), rows.dtype(), rows.device());
+                 launch(grads[0], dpre, fc_weight);
+               }
+               grads[1] = weight_gradient(fc_weight, dpre, rows);
+               grads[2] = bias_gradient(fc_bias, dpre);
+               return grads;
+             });
+  return reshape(result, with_last_axis(x.shape(), proj_weight.dim(0)));
 }
 
 }  // namespace strobe

@@ -21,4 +21,8 @@ struct MatmulOptions {
 void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, const MatmulOptions& options = {},
                  const char* operation = "matmul");
 
+// Uninitialized, (rows, columns), for the result of a product. On a GPU each row starts at a multiple of 16 bytes,
+// which tensor cores ask for, unless the columns are so few that the gaps would be more than an eighth.
+Tensor empty_rows(int64_t rows, int64_t columns, DType dtype, Device device);
+
 }  // namespace strobe

@@ -4,6 +4,7 @@
 #include "strobe/core/autograd.h"
 #include "strobe/core/ops.h"
 #include "strobe/core/ops/indices.h"
+#include "strobe/core/ops/matmul.h"
 
 namespace strobe {
 namespace {
@@ -34,6 +35,20 @@ Tensor softmax_along(const char* name, SoftmaxKernel forward, SoftmaxGradKernel 
   return transpose(softmax_of_rows(name, forward, backward, transpose(x, along, -1)), along, -1);
 }
 
+// x as (num_rows, size of the last axis): a view when its columns are contiguous and its rows evenly apart, else a
+// copy.
+Tensor rows_apart(const Tensor& x, int64_t num_rows) {
+  const Tensor rows = reshape(x, {num_rows, x.dim(-1)});
+  const bool columns_contiguous = rows.dim(1) <= 1 || rows.strides()[1] == 1;
+  const bool rows_distinct = num_rows <= 1 || rows.strides()[0] >= rows.dim(1);
+  return columns_contiguous && rows_distinct ? rows : contiguous(rows);
+}
+
+// Uninitialized memory for the gradient of such rows, which starts them aligned as they are.
+Tensor empty_like_rows(const Tensor& x) {
+  return x.is_contiguous() ? empty_like(x) : empty_rows(x.dim(0), x.dim(1), x.dtype(), x.device());
+}
+
 }  // namespace
 
 Tensor softmax(const Tensor& x, int axis) {
@@ -61,15 +76,18 @@ Tensor cross_entropy(const Tensor& given_logits, const Tensor& given_targets, co
   const Tensor targets = contiguous(given_targets);
   check_indices("cross_entropy", "targets", targets, "vocab", vocab, options.ignore_index);
 
-  const Tensor logits = contiguous(given_logits);
+  const Tensor logits = rows_apart(given_logits, targets.size());
   const Tensor loss = empty({}, accumulate_dtype(logits.dtype()), logits.device());
   const Tensor lse = empty({targets.size()}, DType::f64, logits.device());
+  const Tensor counted = empty({}, DType::i64, logits.device());
   kernels::CrossEntropyArgs args{.loss = loss.data(),
                                  .lse = lse.data<double>(),
+                                 .counted = counted.data<int64_t>(),
                                  .logits = logits.data(),
                                  .targets = targets.data(),
                                  .rows = targets.size(),
                                  .vocab = vocab,
+                                 .row_stride = logits.strides()[0],
                                  .dtype = logits.dtype(),
                                  .index_dtype = targets.dtype(),
                                  .ignore_index = options.ignore_index};
@@ -78,15 +96,18 @@ Tensor cross_entropy(const Tensor& given_logits, const Tensor& given_targets, co
   args.workspace = workspace.data();
   kernels::cross_entropy_forward(args, logits.stream());
   return record("cross_entropy", loss, {logits},
-                [logits, targets, lse, ignore_index = options.ignore_index](const Tensor& dloss) -> Grads {
-                  const Tensor dlogits = owns_storage_alone(logits) ? logits.detach() : empty_like(logits);
+                [logits, targets, lse, counted, ignore_index = options.ignore_index](const Tensor& dloss) -> Grads {
+                  const Tensor dlogits = owns_storage_alone(logits) ? logits.detach() : empty_like_rows(logits);
                   kernels::cross_entropy_backward({.dlogits = dlogits.data(),
                                                    .dloss = dloss.data(),
                                                    .logits = logits.data(),
                                                    .targets = targets.data(),
                                                    .lse = lse.data<double>(),
+                                                   .counted = counted.data<int64_t>(),
                                                    .rows = targets.size(),
-                                                   .vocab = logits.dim(-1),
+                                                   .vocab = logits.dim(1),
+                                                   .dlogits_row_stride = dlogits.strides()[0],
+                                                   .logits_row_stride = logits.strides()[0],
                                                    .dtype = logits.dtype(),
                                                    .index_dtype = targets.dtype(),
                                                    .ignore_index = ignore_index},

@@ -282,14 +282,16 @@ size_t matmul_workspace(const MatmulArgs& args, Device) {
   });
 }
 
-void matmul(const MatmulArgs& args, const Stream&) {
+void matmul(const MatmulArgs& args, const Stream& stream) {
+  const MatmulArgs product = without_epilogue(args);
   dispatch_floating(args.dtype, "matmul", [&]<class Source>() {
     using T = accumulate_t<Source>;
-    if (args.out_dtype == dtype_of<Source>()) return run<T, Source, Source>(args);
+    if (args.out_dtype == dtype_of<Source>()) return run<T, Source, Source>(product);
     STROBE_CHECK(args.out_dtype == dtype_of<T>(), "matmul: out_dtype ", args.out_dtype, " given, expected ", args.dtype,
                  " or ", dtype_of<T>());
-    run<T, Source, T>(args);
+    run<T, Source, T>(product);
   });
+  apply_epilogue(args, stream);
 }
 
 }  // namespace cpu

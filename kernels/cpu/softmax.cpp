@@ -75,11 +75,6 @@ void log_softmax_rows_backward(const SoftmaxGradArgs& args) {
   });
 }
 
-template <class Index>
-int64_t count_targets(const Index* targets, int64_t rows, int64_t ignore_index) {
-  return std::count_if(targets, targets + rows, [=](Index target) { return target != ignore_index; });
-}
-
 template <class T, class Index>
 void cross_entropy(const CrossEntropyArgs& args) {
   using A = accumulate_t<T>;
@@ -89,16 +84,18 @@ void cross_entropy(const CrossEntropyArgs& args) {
     if (targets[row] == args.ignore_index) {
       args.lse[row] = 0;
     } else {
-      const auto [maximum, sum] = row_statistics(logits + row * args.vocab, args.vocab);
+      const auto [maximum, sum] = row_statistics(logits + row * args.row_stride, args.vocab);
       args.lse[row] = static_cast<double>(maximum) + std::log(sum);
     }
   });
   double total = 0;
   for (int64_t row = 0; row < args.rows; ++row) {
     if (targets[row] == args.ignore_index) continue;
-    total += args.lse[row] - static_cast<double>(A(logits[row * args.vocab + targets[row]]));
+    total += args.lse[row] - static_cast<double>(A(logits[row * args.row_stride + targets[row]]));
   }
-  const int64_t counted = count_targets(targets, args.rows, args.ignore_index);
+  const int64_t counted =
+      std::count_if(targets, targets + args.rows, [&](Index target) { return target != args.ignore_index; });
+  *args.counted = counted;
   *static_cast<A*>(args.loss) = counted > 0 ? static_cast<A>(total / static_cast<double>(counted)) : A(0);
 }
 
@@ -106,12 +103,11 @@ template <class T, class Index>
 void cross_entropy_grad(const CrossEntropyGradArgs& args) {
   using A = accumulate_t<T>;
   const Index* targets = static_cast<const Index*>(args.targets);
-  const int64_t counted = count_targets(targets, args.rows, args.ignore_index);
   const A dloss = *static_cast<const A*>(args.dloss);
-  const A scale = static_cast<A>(static_cast<double>(dloss) / static_cast<double>(std::max<int64_t>(counted, 1)));
+  const A scale = static_cast<A>(static_cast<double>(dloss) / static_cast<double>(std::max<int64_t>(*args.counted, 1)));
   for_each_row(args.rows, args.vocab, [&](int64_t row) {
-    const T* logits = static_cast<const T*>(args.logits) + row * args.vocab;
-    T* dlogits = static_cast<T*>(args.dlogits) + row * args.vocab;
+    const T* logits = static_cast<const T*>(args.logits) + row * args.logits_row_stride;
+    T* dlogits = static_cast<T*>(args.dlogits) + row * args.dlogits_row_stride;
     if (targets[row] == args.ignore_index) {
       std::fill(dlogits, dlogits + args.vocab, T(A(0)));
       return;

@@ -2,6 +2,7 @@
 #include "strobe/kernels/matmul.h"
 
 #include <algorithm>
+#include <array>
 
 #include "strobe/kernels/cuda/cuda.h"
 #include "strobe/kernels/cuda/matmul_lt.h"
@@ -177,10 +178,11 @@ size_t round_up(size_t bytes) { return (bytes + workspace_alignment - 1) / works
 
 // The product as cuBLASLt gets it, and where in the workspace its parts lie.
 struct Plan {
-  MatmulArgs args;           // with the copies in place of b and bias
-  std::optional<LtPlan> lt;  // nothing: the kernel of our own
-  bool copies_bias = false;  // which cuBLASLt wants aligned
-  size_t found_offset = 0;   // of the flag that add_infinite reads, behind the copy of b
+  MatmulArgs args;              // with the copies in place of b and bias
+  bool epilogue_apart = false;  // as a pass behind the product, which plan.args are then without
+  std::optional<LtPlan> lt;     // nothing: the kernel of our own
+  bool copies_bias = false;     // which cuBLASLt wants aligned
+  size_t found_offset = 0;      // of the flag that add_infinite reads, behind the copy of b
   size_t bias_offset = 0;
   size_t lt_offset = 0;
   size_t workspace_bytes = 0;
@@ -214,6 +216,11 @@ Plan make_plan(const MatmulArgs& args, std::byte* workspace, Device device) {
   plan.lt_offset = used;
   plan.args = merge_batches(plan.args);
   plan.lt = plan_lt(plan.args, device);
+  if (!plan.lt && args.epilogue != MatmulEpilogue::none) {
+    plan.epilogue_apart = true;
+    plan.args = without_epilogue(plan.args);
+    plan.lt = plan_lt(plan.args, device);
+  }
   if (!plan.lt) return plan;
   used += plan.lt->workspace_bytes;
   if (used > 0) plan.workspace_bytes = used + workspace_alignment;
@@ -240,23 +247,78 @@ void multiply(const MatmulArgs& args, const Stream& stream) {
                         cudaMemcpyDeviceToDevice, cuda_stream(stream)),
         "matmul");
   }
+  bool epilogue_apart = plan.epilogue_apart;
   if (!plan.lt || !run_lt(*plan.lt, plan.args, workspace + plan.lt_offset, stream)) {
     const int64_t tiles = num_batches(args) * ceil_div(args.m, tile) * ceil_div(args.n, tile);
-    launch("matmul", multiply_strided<T, Out>, dim3(grid_size(tiles, 1)), dim3(tile_threads), 0, stream, args);
+    launch("matmul", multiply_strided<T, Out>, dim3(grid_size(tiles, 1)), dim3(tile_threads), 0, stream,
+           without_epilogue(args));
+    epilogue_apart = true;
   } else if (is_banded(args)) {
     const int64_t most = 4 * strobe::cuda::device_properties(stream.device).multiprocessors;
     const int64_t rows = std::min(most, num_batches(args) * args.m);
     launch("matmul", add_infinite<T, Out>, dim3(grid_size(rows, 1)), dim3(tile_threads), 0, stream, args, found);
   }
+  if (epilogue_apart) apply_epilogue(args, stream);
+}
+
+// The rows from `first` on of a matrix in memory.
+const void* shifted(const void* data, int64_t first, int64_t row_stride, DType dtype) {
+  if (data == nullptr) return nullptr;
+  return static_cast<const std::byte*>(data) + first * row_stride * static_cast<int64_t>(size_of(dtype));
+}
+
+// cuBLASLt's fast kernels for 16 bits want the extents of matrices along their contiguous axes to be multiples of 16
+// bytes; others take up to seven times as long. So a large product is cut in two, to be computed one after the other,
+// where only the few rows, columns or terms behind the last such multiple are in the way.
+std::optional<std::array<MatmulArgs, 2>> cut(const MatmulArgs& args) {
+  constexpr int64_t unit = 8, shortest = 1024;
+  if (size_of(args.dtype) != 2 || args.epilogue != MatmulEpilogue::none || is_banded(args) || num_batches(args) != 1) {
+    return std::nullopt;
+  }
+  const auto is_odd = [](int64_t extent, int64_t next_stride) {
+    return extent > shortest && extent % unit != 0 && next_stride % unit == 0;
+  };
+  MatmulArgs whole = args, rest = args;
+  if (is_odd(args.n, args.out_row_stride)) {
+    rest.n = args.n % unit;
+    whole.n -= rest.n;
+    rest.b = shifted(args.b, whole.n, args.b_column_stride, args.dtype);
+    rest.bias = shifted(args.bias, whole.n, 1, args.dtype);
+    rest.out = const_cast<void*>(shifted(args.out, whole.n, 1, args.out_dtype));
+  } else if (args.a_row_stride == 1 && is_odd(args.m, args.a_column_stride)) {
+    rest.m = args.m % unit;
+    whole.m -= rest.m;
+    rest.a = shifted(args.a, whole.m, 1, args.dtype);
+    rest.out = const_cast<void*>(shifted(args.out, whole.m, args.out_row_stride, args.out_dtype));
+  } else if ((args.a_column_stride == 1 && is_odd(args.k, args.a_row_stride)) ||
+             (args.b_row_stride == 1 && is_odd(args.k, args.b_column_stride))) {
+    rest.k = args.k % unit;
+    whole.k -= rest.k;
+    rest.a = shifted(args.a, whole.k, args.a_column_stride, args.dtype);
+    rest.b = shifted(args.b, whole.k, args.b_row_stride, args.dtype);
+    rest.bias = nullptr;
+    whole.accumulate = true;
+    return std::array{rest, whole};  // the few terms first: their sum is rounded to out's dtype, not that of the many
+  } else {
+    return std::nullopt;
+  }
+  return std::array{whole, rest};
 }
 
 }  // namespace
 
 size_t matmul_workspace(const MatmulArgs& args, Device device) {
+  if (const auto parts = cut(args)) {
+    return std::max(cuda::matmul_workspace((*parts)[0], device), cuda::matmul_workspace((*parts)[1], device));
+  }
   return make_plan(args, nullptr, device).workspace_bytes;
 }
 
 void matmul(const MatmulArgs& args, const Stream& stream) {
+  if (const auto parts = cut(args)) {
+    for (const MatmulArgs& part : *parts) cuda::matmul(part, stream);
+    return;
+  }
   dispatch_floating(args.dtype, "matmul", [&]<class T>() {
     using A = accumulate_t<T>;
     STROBE_CHECK(args.out_dtype == args.dtype || args.out_dtype == dtype_of<A>(), "matmul: out_dtype ", args.out_dtype,

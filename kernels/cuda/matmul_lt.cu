@@ -63,6 +63,15 @@ std::optional<LtMatrix> lt_matrix(int64_t rows, int64_t columns, int64_t row_str
   return std::nullopt;
 }
 
+// cuBLASLt's epilogues are sets of bits: a function, an auxiliary matrix, a bias.
+cublasLtEpilogue_t lt_epilogue(const LtProblem& problem) {
+  int bits = 0;
+  if (problem.epilogue == MatmulEpilogue::gelu) bits = CUBLASLT_EPILOGUE_GELU_AUX;
+  if (problem.epilogue == MatmulEpilogue::gelu_backward) bits = CUBLASLT_EPILOGUE_DGELU;
+  if (problem.has_bias) bits |= CUBLASLT_EPILOGUE_BIAS;
+  return bits == 0 ? CUBLASLT_EPILOGUE_DEFAULT : static_cast<cublasLtEpilogue_t>(bits);
+}
+
 // Descriptions of one problem for cuBLASLt, on the stack.
 class LtDescription {
  public:
@@ -74,10 +83,9 @@ class LtDescription {
     check_lt(cublasLtMatmulDescInit(&product, compute, is_double ? CUDA_R_64F : CUDA_R_32F), "cublasLtMatmulDescInit");
     set(CUBLASLT_MATMUL_DESC_TRANSA, problem.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(CUBLASLT_MATMUL_DESC_TRANSB, problem.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
-    if (problem.has_bias) {
-      set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-      set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, lt_type(problem.dtype));
-    }
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE, lt_epilogue(problem));
+    if (problem.has_bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, lt_type(problem.dtype));
+    if (problem.epilogue != MatmulEpilogue::none) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, problem.out.first);
     init(a, problem.a, problem.dtype, problem.batch_size);
     init(b, problem.b, problem.dtype, problem.batch_size);
     init(out, problem.out, problem.out_dtype, problem.batch_size);
@@ -165,6 +173,10 @@ std::optional<LtPlan> plan_lt(const MatmulArgs& args, Device device) {
   const std::optional<LtMatrix> b = lt_matrix(args.k, args.n, args.b_row_stride, args.b_column_stride);
   const std::optional<LtMatrix> out = lt_matrix(args.m, args.n, args.out_row_stride, 1);
   if (!a || !b || !out || out->transposed) return std::nullopt;
+  if (args.epilogue != MatmulEpilogue::none &&
+      (size_of(args.dtype) != 2 || args.n % 8 != 0 || !strobe::cuda::aligned_to(16, args.pre))) {
+    return std::nullopt;
+  }
 
   const auto larger = [](const MatmulBatch& x, const MatmulBatch& y) { return x.size < y.size; };
   const MatmulBatch* longest = std::max_element(std::begin(args.batch), std::end(args.batch), larger);
@@ -174,6 +186,7 @@ std::optional<LtPlan> plan_lt(const MatmulArgs& args, Device device) {
                           .dtype = args.dtype,
                           .out_dtype = args.out_dtype,
                           .has_bias = args.bias != nullptr,
+                          .epilogue = args.epilogue,
                           .tf32 = args.dtype == DType::f32 && allow_tf32(),
                           .batch_size = longest->size,
                           .a = *a,
@@ -212,6 +225,7 @@ bool run_lt(const LtPlan& plan, const MatmulArgs& args, void* workspace, const S
   const ActiveDevice active(stream.device);
   LtDescription description(plan.problem);
   if (args.bias != nullptr) description.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, args.bias);
+  if (args.pre != nullptr) description.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, args.pre);
   const float one = 1, zero = 0;
   const double double_one = 1, double_zero = 0;
   const bool is_double = args.dtype == DType::f64;

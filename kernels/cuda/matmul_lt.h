@@ -26,6 +26,7 @@ struct LtProblem {
   DType dtype;
   DType out_dtype;
   bool has_bias;
+  MatmulEpilogue epilogue;
   bool tf32;
   int64_t batch_size;
   LtMatrix a;
@@ -42,9 +43,10 @@ struct LtPlan {
   size_t workspace_bytes;
 };
 
-// Nothing where cuBLASLt cannot express the product or has no algorithm for it. The algorithm is its own first choice,
-// not a measured one, so that equal calls always take the same; it is kept for later calls. `args` has k > 0 and
-// at least one element of out, and its bias is aligned to 16; its band is not looked at.
+// Nothing where cuBLASLt cannot express the product or has no algorithm for it, and for an epilogue of f32 or f64,
+// whose tanh it computes with fewer digits than those have. The algorithm is its own first choice, not a measured one,
+// so that equal calls always take the same; it is kept for later calls. `args` has k > 0 and at least one element of
+// out, and its bias is aligned to 16; its band is not looked at.
 std::optional<LtPlan> plan_lt(const MatmulArgs& args, Device device);
 
 // The workspace is that of the plan, aligned to 256. False, with nothing queued, where cuBLASLt finds only now that it

@@ -38,6 +38,13 @@ const std::vector<OpCase>& op_cases() {
        [](const Inputs& x) { return matmul(transpose(x[0], 1, 2), transpose(x[1], 1, 2)); }},
       {"linear", {{2, 3, 7}, {5, 7}, {5}}, [](const Inputs& x) { return linear(x[0], x[1], x[2]); }},
       {"linear without bias", {{4, 7}, {5, 7}}, [](const Inputs& x) { return linear(x[0], x[1]); }},
+      {"linear to rows that a GPU pads", {{9, 7}, {131, 7}}, [](const Inputs& x) { return linear(x[0], x[1]); }},
+      {"mlp",
+       {{2, 3, 16}, {24, 16}, {24}, {8, 24}, {8}},
+       [](const Inputs& x) { return mlp(x[0], x[1], x[2], x[3], x[4]); }},
+      {"mlp without biases, of odd sizes",
+       {{5, 7}, {11, 7}, {3, 11}},
+       [](const Inputs& x) { return mlp(x[0], x[1], {}, x[2], {}); }},
       {"sum", {{3, 4, 5}}, [](const Inputs& x) { return sum(x[0]); }},
       {"sum over axes",
        {{3, 4, 5}},
@@ -78,6 +85,11 @@ const std::vector<OpCase>& op_cases() {
        {{2, 2, 11}},
        [](const Inputs& x) {
          return cross_entropy(x[0], indices({0, -100, 3, 3}, {2, 2}));
+       }},
+      {"cross_entropy of linear",
+       {{2, 4, 16}, {131, 16}},
+       [](const Inputs& x) {
+         return cross_entropy(linear(x[0], x[1]), indices({0, 130, 3, 3, 64, 1, -100, 7}, {2, 4}));
        }},
       {"reshape",
        {{3, 4, 5}},

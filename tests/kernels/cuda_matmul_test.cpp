@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "strobe/kernels/matmul.h"
+#include "support/compare.h"
 #include "support/gpu_operand.h"
 
 using namespace strobe;
@@ -275,6 +276,98 @@ TEST_CASE("cuda matmul: banded products, whose hidden rows of b may hold NaN and
       }
     }
   });
+}
+
+TEST_CASE("cuda matmul: GELU of a product and its derivative, as on the CPU" * needs_gpu()) {
+  const int64_t sizes[][3] = {{1, 8, 1}, {70, 64, 40}, {33, 17, 20}, {300, 136, 96}, {2048, 768, 192}, {5, 8, 0}};
+  for (DType dtype : floating_dtypes) {
+    for (const auto& [m, n, k] : sizes) {
+      for (const auto& [epilogue, with_bias] : {std::pair{kernels::MatmulEpilogue::gelu, true},
+                                                {kernels::MatmulEpilogue::gelu, false},
+                                                {kernels::MatmulEpilogue::gelu_backward, false}}) {
+        CAPTURE(std::string(name_of(dtype)));
+        CAPTURE(m);
+        CAPTURE(n);
+        CAPTURE(static_cast<int>(epilogue));
+        CAPTURE(with_bias);
+        const bool forward = epilogue == kernels::MatmulEpilogue::gelu;
+        Operand a(random_values(m * k, 1), dtype), b(random_values(k * n, 2), dtype), bias(random_values(n, 3), dtype);
+        Operand out(Operand::unwritten(m * n), dtype);
+        Operand pre(forward ? Operand::unwritten(m * n) : random_values(m * n, 4, -4, 4), dtype);
+        kernels::MatmulArgs args{.out = out.host(),
+                                 .a = a.host(),
+                                 .b = b.host(),
+                                 .m = m,
+                                 .n = n,
+                                 .k = k,
+                                 .out_row_stride = n,
+                                 .a_row_stride = k,
+                                 .a_column_stride = 1,
+                                 .b_row_stride = 1,
+                                 .b_column_stride = k,
+                                 .dtype = DType::f64,
+                                 .out_dtype = DType::f64,
+                                 .bias = with_bias ? bias.host() : nullptr,
+                                 .epilogue = epilogue,
+                                 .pre = pre.host()};
+        args.workspace_bytes = kernels::matmul_workspace(args, Device::cpu());
+        std::vector<std::byte> host_workspace(args.workspace_bytes + 64);
+        args.workspace = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(host_workspace.data()) + 63) / 64 * 64);
+        kernels::matmul(args, Stream{});
+
+        args.out = out.gpu(), args.a = a.gpu(), args.b = b.gpu(), args.pre = pre.gpu(),
+        args.dtype = args.out_dtype = dtype;
+        if (with_bias) args.bias = bias.gpu();
+        args.workspace_bytes = kernels::matmul_workspace(args, Device::cuda());
+        const GpuMemory workspace(args.workspace_bytes);
+        args.workspace = workspace.data();
+        kernels::matmul(args, gpu_stream());
+        CHECK(out.error() <= gpu_tolerance(dtype));
+        CHECK(pre.error() <= gpu_tolerance(dtype));
+        const std::vector<double> first = out.gpu_values();
+        for (int repeat = 0; repeat < 3; ++repeat) {
+          kernels::matmul(args, gpu_stream());
+          const std::vector<double> again = out.gpu_values();
+          CHECK(std::memcmp(first.data(), again.data(), first.size() * sizeof(double)) == 0);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda linear: its rows start aligned, and cross_entropy differentiates it in place" * needs_gpu()) {
+  const DeviceGuard gpu(Device::cuda());
+  constexpr int64_t rows = 32768, in = 16, vocab = 1029, padded = 1032;  // multiples of 8 want 1029 cut
+  const Tensor targets = from_vector(std::vector<int64_t>(static_cast<size_t>(rows), 7), {4, rows / 4});
+  for (DType dtype : {DType::bf16, DType::f32}) {
+    CAPTURE(std::string(name_of(dtype)));
+    const Tensor x = uniform({4, rows / 4, in}, -1, 1, dtype).set_requires_grad();
+    const Tensor weight = uniform({vocab, in}, -1, 1, dtype).set_requires_grad();
+    CHECK(linear(x, weight).strides() == Shape{rows / 4 * padded, padded, 1});
+    CHECK(linear(x, slice(weight, 0, 0, 3)).is_contiguous());  // padding would double it
+    const size_t before = memory_stats().current;
+    reset_peak_memory();
+    const Tensor loss = cross_entropy(linear(x, weight), targets);
+    loss.backward();
+    CHECK(memory_stats().peak < before + 2 * rows * vocab * size_of(dtype));
+    const Tensor dx = x.grad(), dweight = weight.grad();
+    x.set_grad(Tensor()), weight.set_grad(Tensor());
+    const Tensor logits = linear(x, weight);  // still used when its gradient comes
+    cross_entropy(logits, targets).backward();
+    CHECK(same_bits(x.grad(), dx));
+    CHECK(same_bits(weight.grad(), dweight));
+
+    const DeviceGuard cpu(Device::cpu());
+    const auto reference = [](const Tensor& values) {
+      return values.detach().to(Device::cpu()).to(DType::f64).set_requires_grad();
+    };
+    const Tensor x_reference = reference(x), weight_reference = reference(weight);
+    const Tensor logits_reference = linear(x_reference, weight_reference);
+    cross_entropy(logits_reference, targets.to(Device::cpu())).backward();
+    CHECK(relative_difference(logits, logits_reference) <= tolerance(dtype));
+    CHECK(relative_difference(dx, x_reference.grad()) <= tolerance(dtype));
+    CHECK(relative_difference(dweight, weight_reference.grad()) <= tolerance(dtype));
+  }
 }
 
 TEST_CASE("cuda matmul: TF32 only where it is allowed" * needs_gpu()) {

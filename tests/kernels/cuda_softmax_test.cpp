@@ -101,26 +101,35 @@ TEST_CASE("cuda softmax: as on the CPU, for all row lengths and special values" 
   });
 }
 
-TEST_CASE("cuda cross_entropy: as on the CPU, in place, with ignored targets" * needs_gpu()) {
+TEST_CASE("cuda cross_entropy: as on the CPU, in place, with ignored targets and rows apart" * needs_gpu()) {
   for_each_case([](DType dtype, const Rows& shape, int64_t shift) {
     const DType wide = accumulate_dtype(dtype);
     for (int ignored_every : {0, 1, 3}) {  // none, all, and every third
       CAPTURE(ignored_every);
+      const int64_t row_stride = shape.cols + (ignored_every == 3 ? 8 - shape.cols % 8 : ignored_every);
       const DType index_dtype = ignored_every == 3 ? DType::i32 : DType::i64;
       std::vector<int64_t> values;
       for (int64_t row = 0; row < shape.rows; ++row) {
         values.push_back(ignored_every > 0 && row % ignored_every == 0 ? -100 : row * 7 % shape.cols);
       }
       Targets targets(values, index_dtype);
-      Operand logits(random_values(shape.rows * shape.cols, 4, -8, 8), dtype, shift);
+      std::vector<double> image = random_values(shape.rows * row_stride, 4, -8, 8);
+      for (size_t i = 0; i < image.size(); ++i) {
+        if (static_cast<int64_t>(i) % row_stride >= shape.cols) image[i] = not_a_number;
+      }
+      Operand logits(image, dtype, shift);
+      int64_t counted = -1;
+      const GpuMemory gpu_counted(sizeof(counted));
       Operand loss({0}, wide), lse(Operand::unwritten(shape.rows), DType::f64),
           dloss({0.7 * static_cast<double>(shape.rows)}, wide);
       kernels::CrossEntropyArgs args{.loss = loss.host(),
                                      .lse = lse.host(),
+                                     .counted = &counted,
                                      .logits = logits.host(),
                                      .targets = targets.host.data(),
                                      .rows = shape.rows,
                                      .vocab = shape.cols,
+                                     .row_stride = row_stride,
                                      .dtype = DType::f64,
                                      .index_dtype = DType::i64,
                                      .ignore_index = -100};
@@ -130,13 +139,17 @@ TEST_CASE("cuda cross_entropy: as on the CPU, in place, with ignored targets" * 
                                          .logits = logits.host(),
                                          .targets = targets.host.data(),
                                          .lse = lse.host(),
+                                         .counted = &counted,
                                          .rows = shape.rows,
                                          .vocab = shape.cols,
+                                         .dlogits_row_stride = row_stride,
+                                         .logits_row_stride = row_stride,
                                          .dtype = DType::f64,
                                          .index_dtype = DType::i64,
                                          .ignore_index = -100};
       args.loss = loss.gpu(), args.lse = static_cast<double*>(lse.gpu()), args.logits = logits.gpu();
       args.targets = targets.gpu.data(), args.dtype = dtype, args.index_dtype = index_dtype;
+      args.counted = reinterpret_cast<int64_t*>(gpu_counted.data());
       args.workspace_bytes = kernels::cross_entropy_forward_workspace(args, Device::cuda());
       const GpuMemory workspace(args.workspace_bytes);
       args.workspace = workspace.data();
@@ -147,6 +160,7 @@ TEST_CASE("cuda cross_entropy: as on the CPU, in place, with ignored targets" * 
       kernels::cross_entropy_backward(grad, Stream{});
       grad.dlogits = logits.gpu(), grad.dloss = dloss.gpu(), grad.logits = logits.gpu(), grad.dtype = dtype;
       grad.targets = targets.gpu.data(), grad.lse = static_cast<double*>(lse.gpu()), grad.index_dtype = index_dtype;
+      grad.counted = reinterpret_cast<int64_t*>(gpu_counted.data());
       kernels::cross_entropy_backward(grad, gpu_stream());
       CHECK(logits.error() <= gpu_tolerance(dtype));
     }
@@ -156,12 +170,15 @@ TEST_CASE("cuda cross_entropy: as on the CPU, in place, with ignored targets" * 
 TEST_CASE("cuda cross_entropy: a target out of range makes the loss NaN and reads nothing outside" * needs_gpu()) {
   Targets targets({1, 5, int64_t(1) << 40}, DType::i64);
   Operand logits(random_values(3 * 4, 5), DType::f32), loss({0}, DType::f32), lse({0, 0, 0}, DType::f64);
+  const GpuMemory counted(sizeof(int64_t));
   kernels::CrossEntropyArgs args{.loss = loss.gpu(),
                                  .lse = static_cast<double*>(lse.gpu()),
+                                 .counted = reinterpret_cast<int64_t*>(counted.data()),
                                  .logits = logits.gpu(),
                                  .targets = targets.gpu.data(),
                                  .rows = 3,
                                  .vocab = 4,
+                                 .row_stride = 4,
                                  .dtype = DType::f32,
                                  .index_dtype = DType::i64,
                                  .ignore_index = -100};

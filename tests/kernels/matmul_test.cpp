@@ -402,6 +402,33 @@ TEST_CASE("linear: is x weight^T + bias over all leading axes") {
   for (bool strided : {false, true}) gradcheck(layer, {{2, 3, 7}, {5, 7}, {5}}, strided);
 }
 
+TEST_CASE("mlp: is its two linear layers with GELU between them") {
+  const Tensor x = uniform({2, 3, 7}, -1, 1), fc_weight = uniform({20, 7}, -1, 1), fc_bias = uniform({20}, -1, 1),
+               proj_weight = uniform({5, 20}, -1, 1), proj_bias = uniform({5}, -1, 1);
+  const std::vector<Tensor> inputs{x, fc_weight, fc_bias, proj_weight, proj_bias};
+  const auto gradients_of = [&](const Tensor& y) {
+    y.backward(ones(y.shape()));
+    std::vector<Tensor> gradients;
+    for (const Tensor& input : inputs) {
+      gradients.push_back(input.grad());
+      input.set_grad(Tensor());
+    }
+    return gradients;
+  };
+  for (const Tensor& input : inputs) input.set_requires_grad();
+  const Tensor expected = linear(gelu(linear(x, fc_weight, fc_bias), GeluForm::tanh), proj_weight, proj_bias);
+  const Tensor y = mlp(x, fc_weight, fc_bias, proj_weight, proj_bias);
+  CHECK(relative_difference(y, expected) <= 1e-6);
+  const std::vector<Tensor> gradients = gradients_of(y), expected_gradients = gradients_of(expected);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    CAPTURE(i);
+    CHECK(relative_difference(gradients[i], expected_gradients[i]) <= 1e-6);
+  }
+  const NoGrad no_grad;
+  CHECK(relative_difference(mlp(x, fc_weight, fc_bias, proj_weight, proj_bias), expected) <= 1e-6);
+  CHECK(mlp(zeros({0, 7}), fc_weight, {}, proj_weight, {}).shape() == Shape{0, 5});
+}
+
 TEST_CASE("matmul_into: writes views, accumulates and keeps to its band") {
   const Tensor a = uniform({2, 6, 6}, -1, 1), b = uniform({2, 6, 4}, -1, 1);
   const Tensor out = full({6, 2, 4}, 1.0);
@@ -423,7 +450,7 @@ TEST_CASE("matmul_into: writes views, accumulates and keeps to its band") {
         1e-6);
 }
 
-TEST_CASE("matmul and linear: bad arguments are named") {
+TEST_CASE("matmul, linear and mlp: bad arguments are named") {
   const Tensor a = zeros({2, 3}), b = zeros({3, 4});
   CHECK(error_of([&] { matmul(Tensor(), b); }).starts_with("matmul: a "));
   CHECK(error_of([&] { matmul(a, zeros({3})); }) == "matmul: a (2, 3) and b (3) given, expected at least 2 axes each");
@@ -442,4 +469,13 @@ TEST_CASE("matmul and linear: bad arguments are named") {
           linear(a, zeros({4, 3}), zeros({3}));
         }) == "linear: bias (3) given, expected (4) for weight (4, 3)");
   CHECK(error_of([&] { linear(a, zeros({4, 3}, DType::f64)); }).starts_with("linear: "));
+
+  const Tensor fc_weight = zeros({4, 3}), fc_bias = zeros({4});
+  CHECK(error_of([&] { mlp(b, fc_weight, fc_bias, b, {}); }) ==
+        "mlp: x (3, 4) given, expected (..., 3) for fc_weight (4, 3)");
+  CHECK(error_of([&] { mlp(a, fc_weight, fc_bias, a, {}); }) ==
+        "mlp: proj_weight (2, 3) given, expected (out, 4) for fc_weight (4, 3)");
+  CHECK(error_of([&] { mlp(a, fc_weight, fc_bias, b, fc_bias); }) ==
+        "mlp: proj_bias (4) given, expected (3) for proj_weight (3, 4)");
+  CHECK(contains(error_of([&] { mlp(a, fc_weight, fc_bias, Tensor(), {}); }), "proj_weight is undefined"));
 }

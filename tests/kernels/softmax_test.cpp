@@ -127,6 +127,27 @@ TEST_CASE("cross_entropy: keeps one number per row and reuses the memory of the 
   CHECK(same_bits(x.grad(), expected));
 }
 
+TEST_CASE("cross_entropy: rows of logits may lie apart, or be one") {
+  const Tensor targets = targets_of({0, 10, -100, 4});
+  const Tensor wide = uniform({4, 16}).set_requires_grad();
+  const auto gradient_of = [&](Tensor logits) {
+    wide.set_grad(Tensor());
+    const Tensor loss = cross_entropy(logits, targets);
+    logits = Tensor();
+    loss.backward();
+    return std::pair(loss.detach(), wide.grad());
+  };
+  const auto expected = gradient_of(contiguous(slice(wide, 1, 2, 13)));
+  const auto kept = gradient_of(slice(wide, 1, 2, 13));
+  CHECK(same_bits(kept.first, expected.first));
+  CHECK(same_bits(kept.second, expected.second));
+  const auto overwritten = gradient_of(slice(wide * 1.0, 1, 2, 13));
+  CHECK(same_bits(overwritten.second, expected.second));
+  const auto repeated = gradient_of(expand(slice(wide * 1.0, 0, 0, 1), {4, 16}));
+  const Tensor row = slice(wide, 0, 0, 1);
+  CHECK(relative_difference(repeated.second, gradient_of(concat({row, row, row, row}, 0)).second) <= 1e-6);
+}
+
 TEST_CASE("cross_entropy: the same bits for any number of threads") {
   const Tensor logits = logits_with_spikes(97, 501, 5.0, DType::f32).set_requires_grad();
   std::vector<int64_t> targets(97);
