@@ -1,7 +1,7 @@
 # System packages: sourced by examples/quickstart.sh and tests/run.sh.
 # shellcheck shell=bash disable=SC2034
 
-build_packages=(g++ cmake ninja-build libcli11-dev libfmt-dev nlohmann-json3-dev)
+build_packages=(g++ cmake ninja-build libcli11-dev libfmt-dev nlohmann-json3-dev libpcre2-dev libtomlplusplus-dev)
 text_packages=(bible-kjv bible-kjv-text)
 test_packages=(doctest-dev libeigen3-dev)
 

@@ -49,6 +49,7 @@ if [[ -z $build ]]; then
   (cd "$root" && cmake --preset "$preset" -DSTROBE_BUILD_TESTS=ON -DSTROBE_BUILD_EXAMPLES=ON && cmake --build --preset "$preset")
 fi
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY-passive}"  # threads that spin are slow beside other programs
+export STROBE_TEST_DATA="$root/tests/data"
 export UBSAN_OPTIONS=${UBSAN_OPTIONS-print_stacktrace=1}
 
 passed=0 failed=0 skipped=0

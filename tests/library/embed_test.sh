@@ -72,7 +72,7 @@ refuses "a project without C++" "add CXX to the languages" finds C ""
 # The same without CMake, the C program by the C compiler.
 mkdir "$work/plain"
 include=(-I "$prefix/include" -I "$work/poison")
-libraries=(-L "$(dirname -- "$(find "$prefix" -name libstrobe.a)")" -lstrobe -lstrobe_kernels -fopenmp)
+libraries=(-L "$(dirname -- "$(find "$prefix" -name libstrobe.a)")" -lstrobe -lstrobe_kernels -lpcre2-8 -fopenmp)
 grep -q 'built_with_cuda = true' "$prefix/include/strobe/config.h" &&
   libraries+=("$(cached CUDA_cudart_static_LIBRARY)" "$(cached CUDA_cublasLt_LIBRARY)")
 [[ $(cached STROBE_SANITIZE) == ON ]] && libraries+=("-fsanitize=address,undefined")

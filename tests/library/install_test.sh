@@ -11,12 +11,13 @@ mapfile -t headers < <(cd "$include" && find strobe -name '*.h' | sort)
 mapfile -t libraries < <(find "$prefix" -name 'lib*.a' | sort)
 
 # The tree: every public folder, nothing internal, no path of this machine.
-for header in strobe config kernels/{attention,attention_c} core/{tensor,io/safetensors} layers/gpt optim/adamw; do
+for header in strobe config kernels/{attention,attention_c} core/{tensor,io/safetensors,io/tokenizer} layers/gpt \
+  optim/adamw; do
   check "strobe/$header.h is installed" test -f "$include/strobe/$header.h"
 done
 check "two libraries" test ${#libraries[@]} = 2
 silent "no internal folder, source or empty folder" find "$prefix" -name cpu -o -name cuda -o -name ops \
-  -o -name '*.cpp' -o -name '*.in' -o -empty
+  -o -name tokenizer -o -name '*.cpp' -o -name '*.in' -o -empty
 silent "no path of this machine" grep -rF --include='*.h' --include='*.cmake' -e "$(cached CMAKE_HOME_DIRECTORY)" \
   -e "$work" "$prefix"
 
@@ -62,8 +63,8 @@ foreign_symbols() {
 }
 silent "symbols are in strobe:: or begin with strobe_" foreign_symbols
 
-# Ways to end the process, to print and to change its state. Some are there with a reason: in core/io/safetensors.cpp
-# write() fills the file that the user named, and without NDEBUG the JSON parser checks itself by assert; in
+# Ways to end the process, to print and to change its state. Some are there with a reason: in core/io/atomic_file.cpp
+# write() fills the file that the user named; without NDEBUG the JSON parser checks itself by assert; in
 # kernels/cuda/attention.cu std::cerr shows what STROBE_LOG asks for. std::terminate is not looked for: compilers call it
 # where a destructor would throw.
 ends_or_prints() {
@@ -71,7 +72,8 @@ ends_or_prints() {
   names+='|setlocale|(__)?v?f?d?printf(_chk)?|puts|putchar|putc|_IO_putc|fputs|fputc|fwrite|write|perror|psignal|syslog'
   names+='|stdout|stderr|_ZSt4(cout|cerr|clog)|_ZSt5(wcout|wcerr|wclog)|_ZNSt8ios_base4InitC1Ev'
   nm -A --undefined-only "${libraries[@]}" | grep -E ":\s+[Uw] ($names)(@.*)?$" |
-    grep -vE ':safetensors\.cpp\.o:\s+U (write|__assert_fail)(@.*)?$' |
+    grep -vE ':atomic_file\.cpp\.o:\s+U write(@.*)?$' |
+    grep -vE ':(safetensors|checkpoint|json_reader|load|load_json|to_json)\.cpp\.o:\s+U __assert_fail(@.*)?$' |
     grep -vE ':attention\.cu\.o:\s+U (_ZSt4cerr|_ZNSt8ios_base4InitC1Ev)(@.*)?$'
 }
 silent "no exit, abort or output" ends_or_prints
