@@ -3,6 +3,7 @@
 #include <atomic>
 #include <map>
 #include <unordered_set>
+#include <utility>
 
 #include "strobe/core/ops.h"
 #include "strobe/kernels/pointwise.h"
@@ -11,6 +12,7 @@ namespace strobe {
 namespace {
 
 thread_local bool recording = true;
+thread_local const std::function<void(const Operation&)>* observer = nullptr;
 std::atomic<uint64_t> next_node_id{1};
 
 std::shared_ptr<Node> make_node(const char* name, const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
@@ -40,6 +42,22 @@ std::shared_ptr<Node> make_node(const char* name, const std::vector<Tensor>& out
     output.output_index = static_cast<int>(i);
   }
   return node;
+}
+
+// Shows an operation to the observer, which may itself compute without being shown that.
+void show(const Operation& operation) {
+  if (observer == nullptr) return;
+  const auto* const shown_to = std::exchange(observer, nullptr);
+  const NoGrad no_grad;
+  (*shown_to)(operation);
+  observer = shown_to;
+}
+
+void show_backward(const Node& node, const std::vector<Node::Edge>& edges, const Grads& grads) {
+  if (observer == nullptr) return;
+  std::vector<Tensor> inputs;
+  for (const Node::Edge& edge : edges) inputs.emplace_back(edge.input.lock());
+  show({node.name, inputs, grads, true});
 }
 
 // Adds `gradient` to `sum`, in place when nothing else can see that memory.
@@ -131,6 +149,7 @@ void run_graph(const Tensor& root, const Tensor& gradient, uint64_t oldest) {
       grads = backward(current.douts);
     }
     current.douts.clear();
+    show_backward(*current.node, inputs, grads);
     STROBE_CHECK(grads.size() == inputs.size(), current.node->name, ": backward gave ", grads.size(),
                  " gradients, expected ", inputs.size());
     for (size_t i = 0; i < inputs.size(); ++i) {
@@ -170,12 +189,14 @@ Node::~Node() {
 
 std::vector<Tensor> record(const char* name, std::vector<Tensor> outputs, const std::vector<Tensor>& inputs,
                            std::function<Grads(const Grads& douts)> backward) {
+  show({name, inputs, outputs, false});
   if (needs_grad(inputs)) make_node(name, outputs, inputs, std::move(backward));
   return outputs;
 }
 
 Tensor record(const char* name, Tensor output, const std::vector<Tensor>& inputs,
               std::function<Grads(const Tensor& dout)> backward) {
+  if (observer != nullptr) show({name, inputs, {output}, false});
   if (needs_grad(inputs)) {
     make_node(name, {output}, inputs,
               [backward = std::move(backward)](const Grads& douts) { return backward(douts.front()); });
@@ -192,6 +213,12 @@ bool grad_enabled() { return recording; }
 
 NoGrad::NoGrad(bool enabled) : previous_(recording) { recording = enabled; }
 NoGrad::~NoGrad() { recording = previous_; }
+
+OperationObserver::OperationObserver(std::function<void(const Operation&)> f)
+    : observe_(std::move(f)), previous_(observer) {
+  observer = &observe_;
+}
+OperationObserver::~OperationObserver() { observer = previous_; }
 
 void run_backward(const Tensor& root, const Tensor& gradient) { run_graph(root, gradient, 0); }
 

@@ -71,6 +71,29 @@ class EnableGrad : public NoGrad {
   EnableGrad() : NoGrad(true) {}
 };
 
+// An operation that has just run on this thread.
+struct Operation {
+  const char* name;
+  const std::vector<Tensor>& inputs;   // undefined where an input is absent, or gone by the time backward runs
+  const std::vector<Tensor>& results;  // forward its outputs; backward the gradients of its inputs, in their order
+  bool backward;
+};
+
+// Shows f every operation on this thread until the end of the scope, forward and backward, in the order in which they
+// run, those that a backward pass uses among them: to find out where a value comes from. The innermost observer sees
+// them, but not what f itself computes.
+class OperationObserver {
+ public:
+  explicit OperationObserver(std::function<void(const Operation&)> f);
+  ~OperationObserver();
+  OperationObserver(const OperationObserver&) = delete;
+  OperationObserver& operator=(const OperationObserver&) = delete;
+
+ private:
+  std::function<void(const Operation&)> observe_;
+  const std::function<void(const Operation&)>* previous_;
+};
+
 // Adds to the gradient of every leaf that `root` depends on, given the gradient of root, and frees the graph.
 void run_backward(const Tensor& root, const Tensor& gradient);
 

@@ -7,8 +7,9 @@ usage() {
 Usage: examples/quickstart.sh [--data FILE] [OPTIONS OF train_gpt]
 
 Installs what is missing, builds strobe for this processor and trains a small character-level GPT: by default on the
-King James Bible for about two minutes on two cores. Results go to runs/quickstart. Everything after the script's name
-goes to the trainer: examples/quickstart.sh --steps 500 --layers 6. Its options: build/cpu/examples/train_gpt --help
+King James Bible for about two minutes on two cores. Results go to runs/quickstart, the next time to runs/quickstart-2,
+and so on; --resume goes on with the last of them, --overwrite replaces it. Everything after the script's name goes to
+the trainer: examples/quickstart.sh --steps 500 --layers 6. Its options: build/cpu/examples/train_gpt --help
 END
 }
 
@@ -32,7 +33,8 @@ source "$root/.ci/packages.sh"
 
 packages=("${build_packages[@]}")
 own_text=no
-if has_argument --data "$@" || has_argument --tokens "$@"; then
+if has_argument --data "$@" || has_argument --tokens "$@" || has_argument --config "$@" ||
+  has_argument --resume "$@"; then
   own_text=yes
 else
   packages+=("${text_packages[@]}")
@@ -54,9 +56,15 @@ build="$root/build/cpu"
 if [[ ! -f "$build/build.ninja" ]]; then
   (cd "$root" && cmake --preset cpu -DSTROBE_BUILD_TESTS=OFF "${cuda[@]}")  # tests/run.sh builds all
 fi
-cmake --build "$build" --target train_gpt
+cmake --build "$build" --target train_gpt generate
 
-arguments=(--out "$root/runs/quickstart")
+out="$root/runs/quickstart" last='' number=1
+while [[ -e $out ]]; do
+  last=$out number=$((number + 1)) out="$root/runs/quickstart-$number"
+done
+if [[ -n $last ]] && { has_argument --resume "$@" || has_argument --overwrite "$@"; }; then out=$last; fi
+arguments=()
+has_argument --out "$@" || arguments+=(--out "$out")
 if [[ $own_text == no ]]; then
   text="$root/build/king_james_bible.txt"
   if [[ ! -s $text ]]; then

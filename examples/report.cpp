@@ -2,6 +2,7 @@
 #include "report.h"
 
 #include <fmt/format.h>
+#include <strobe/strobe.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <vector>
@@ -31,6 +33,24 @@ bool is_terminal(std::FILE* out) {
 int terminal_columns(std::FILE* out) {
   winsize size{};
   return ioctl(fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+// The length of the UTF-8 sequence that `text` begins with (RFC 3629), or 1 where it does not begin with one.
+size_t sequence_length(std::string_view text) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char first = byte(0);
+  const size_t length = first < 0xc2 ? 1 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : first < 0xf5 ? 4 : 1;
+  if (length > text.size()) return 1;
+  for (size_t i = 1; i < length; ++i)
+    if ((byte(i) & 0xc0) != 0x80) return 1;
+  // Overlong forms, surrogates and code points above U+10FFFF.
+  const bool invalid = (first == 0xe0 && byte(1) < 0xa0) || (first == 0xed && byte(1) >= 0xa0) ||
+                       (first == 0xf0 && byte(1) < 0x90) || (first == 0xf4 && byte(1) >= 0x90);
+  return invalid ? 1 : length;
+}
+
+std::string line_of(const nlohmann::ordered_json& object) {
+  return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace
@@ -70,6 +90,20 @@ std::string human_duration(double seconds) {
 
 std::string human_learning_rate(double value) { return fmt::format("{:.2e}", value); }
 
+std::string printable(std::string_view text) {
+  std::string result;
+  while (!text.empty()) {
+    const std::string_view character = text.substr(0, sequence_length(text));
+    text.remove_prefix(character.size());
+    const unsigned char first = static_cast<unsigned char>(character[0]);
+    const bool c1_control = first == 0xc2 && static_cast<unsigned char>(character.back()) < 0xa0;
+    const bool shown =
+        character.size() > 1 ? !c1_control : first == '\n' || first == '\t' || (first >= 0x20 && first < 0x7f);
+    result += shown ? character : std::string_view("?");
+  }
+  return result;
+}
+
 std::string progress_bar(const StepReport& report, int64_t total_steps, double seconds_left, int columns) {
   const std::string steps = fmt::format("step {}/{}", human_count(report.step), human_count(total_steps));
   const std::vector<std::string> fields{fmt::format("loss {:.3f}", report.loss),
@@ -94,8 +128,9 @@ std::string progress_bar(const StepReport& report, int64_t total_steps, double s
   return fmt::format("{} [{}]{}", steps, bar, tail);
 }
 
-Progress::Progress(int64_t total_steps, int64_t line_interval, std::FILE* out)
-    : total_steps_(total_steps),
+Progress::Progress(int64_t first_step, int64_t total_steps, int64_t line_interval, std::FILE* out)
+    : first_step_(first_step),
+      total_steps_(total_steps),
       line_interval_(line_interval),
       out_(out),
       terminal_(is_terminal(out)),
@@ -105,13 +140,15 @@ Progress::~Progress() { erase(); }
 
 void Progress::step(const StepReport& report) {
   const Clock::time_point now = Clock::now();
-  const double seconds_left =
-      seconds_between(start_, now) / static_cast<double>(report.step) * static_cast<double>(total_steps_ - report.step);
+  const double seconds_left = seconds_between(start_, now) / static_cast<double>(report.step - first_step_) *
+                              static_cast<double>(total_steps_ - report.step);
   if (terminal_) {
     if (drawn_ && report.step < total_steps_ && seconds_between(last_draw_, now) < 0.1) return;
     last_draw_ = now;
     draw(report, seconds_left);
-  } else if (report.step == 1 || report.step % line_interval_ == 0 || report.step == total_steps_) {
+  } else if (last_line_ < 0 || report.step / line_interval_ > last_line_ / line_interval_ ||
+             report.step == total_steps_) {
+    last_line_ = report.step;
     fmt::print(out_, "step {:>{}}/{}  loss {:.4f}  lr {}  {} tokens/s  {} left\n", human_count(report.step),
                human_count(total_steps_).size(), human_count(total_steps_), report.loss,
                human_learning_rate(report.learning_rate), human_rate(report.tokens_per_second),
@@ -140,18 +177,39 @@ void Progress::erase() {
   drawn_ = false;
 }
 
-MetricsFile::MetricsFile(const std::filesystem::path& path)
-    : path_(path.string()), file_(std::fopen(path.c_str(), "w")) {
-  if (file_ == nullptr)
-    throw std::runtime_error(fmt::format("{}: cannot be written ({})", path_, std::strerror(errno)));
+MetricsFile::MetricsFile(const std::filesystem::path& path,
+                         const std::function<bool(const nlohmann::ordered_json&)>& keep)
+    : path_(path.string()), file_(nullptr) {
+  std::string kept;
+  for_each_metric(path, [&](const nlohmann::ordered_json& line) {
+    if (keep(line)) kept += line_of(line);
+  });
+  strobe::write_file_atomically(path_, {{kept.data(), kept.size()}});
+  file_ = std::fopen(path.c_str(), "a");
+  if (file_ == nullptr) fail();
 }
 
 MetricsFile::~MetricsFile() { std::fclose(file_); }
 
 void MetricsFile::write(const nlohmann::ordered_json& object) {
-  const std::string line = object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-  if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() || std::fflush(file_) != 0)
-    throw std::runtime_error(fmt::format("{}: cannot be written ({})", path_, std::strerror(errno)));
+  const std::string line = line_of(object);
+  if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() || std::fflush(file_) != 0) fail();
+}
+
+void MetricsFile::sync() {
+  if (fsync(fileno(file_)) != 0) fail();
+}
+
+void MetricsFile::fail() const {
+  throw std::runtime_error(fmt::format("{}: cannot be written ({})", path_, std::strerror(errno)));
+}
+
+void for_each_metric(const std::filesystem::path& path, const std::function<void(const nlohmann::ordered_json&)>& f) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const nlohmann::ordered_json object = nlohmann::ordered_json::parse(line, nullptr, false);
+    if (object.is_object()) f(object);
+  }
 }
 
 }  // namespace examples

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -18,18 +19,22 @@ std::string human_bytes(uint64_t bytes);        // 12897484 -> "12.3 MiB"
 std::string human_duration(double seconds);     // 83.4     -> "1:23", from one hour on "1:02:03"
 std::string human_learning_rate(double value);  // 0.0006   -> "6.00e-04"
 
+// Text as it may go to a terminal: control characters (except newline and tab) and stray bytes become '?'.
+std::string printable(std::string_view text);
+
 struct StepReport {
-  int64_t step = 0;  // steps done
+  int64_t step = 0;  // steps done, those before this process included
   double loss = 0;
   double learning_rate = 0;
   double tokens_per_second = 0;
 };
 
 // Shows steps as they finish. On a terminal: one line, redrawn at most ten times a second and fitted to the window.
-// Elsewhere: a plain line after the first step, every `line_interval` steps, and after the last.
+// Elsewhere: a plain line after the first step, every `line_interval` steps or more, and after the last. `first_step`
+// steps were done before.
 class Progress {
  public:
-  Progress(int64_t total_steps, int64_t line_interval, std::FILE* out = stdout);
+  Progress(int64_t first_step, int64_t total_steps, int64_t line_interval, std::FILE* out = stdout);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -41,11 +46,13 @@ class Progress {
   void draw(const StepReport& report, double seconds_left);
   void erase();
 
+  int64_t first_step_;
   int64_t total_steps_;
   int64_t line_interval_;
   std::FILE* out_;
   bool terminal_;
   bool drawn_ = false;
+  int64_t last_line_ = -1;  // the step of the last plain line
   std::chrono::steady_clock::time_point start_;
   std::chrono::steady_clock::time_point last_draw_;
 };
@@ -53,19 +60,27 @@ class Progress {
 // The bar of `report`, at most `columns` wide: fields that do not fit are left out, from the right.
 std::string progress_bar(const StepReport& report, int64_t total_steps, double seconds_left, int columns);
 
-// metrics.jsonl: one JSON object per line, on disk as soon as it is written, so another program can follow the run.
+// metrics.jsonl: one JSON object per line, in the file as soon as it is written, so another program can follow the run.
+// All throw std::runtime_error when the file cannot be read or written.
 class MetricsFile {
  public:
-  explicit MetricsFile(const std::filesystem::path& path);  // throws std::runtime_error when the file cannot be made
+  // Goes on after the lines that are there already, of which only those stay that `keep` accepts.
+  MetricsFile(const std::filesystem::path& path, const std::function<bool(const nlohmann::ordered_json&)>& keep);
   ~MetricsFile();
   MetricsFile(const MetricsFile&) = delete;
   MetricsFile& operator=(const MetricsFile&) = delete;
 
-  void write(const nlohmann::ordered_json& object);  // throws std::runtime_error when the disk is full
+  void write(const nlohmann::ordered_json& object);
+  void sync();  // to the disk
 
  private:
+  [[noreturn]] void fail() const;
+
   std::string path_;
   std::FILE* file_;
 };
+
+// Shows f the lines of such a file that are whole; none when there is no such file.
+void for_each_metric(const std::filesystem::path& path, const std::function<void(const nlohmann::ordered_json&)>& f);
 
 }  // namespace examples

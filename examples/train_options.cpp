@@ -1,118 +1,159 @@
-// Declares the options, checks each by itself and then together.
+// Reads the command line in layers, fills in what depends on other settings and checks them together.
 #include "train_options.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <strobe/strobe.h>
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
-#include <limits>
-#include <nlohmann/json.hpp>
 #include <stdexcept>
-#include <vector>
 
 #include "option_checks.h"
+#include "train_settings.h"
 
 namespace examples {
 namespace {
 
-constexpr int64_t any_size = 1'000'000'000;
+// What the command line says beside the settings.
+struct RunFlags {
+  std::string config;
+  std::string preset;
+  bool resume = false;
+  bool overwrite = false;
+  Strings compare;
+};
 
-void declare(CLI::App& app, TrainOptions& o) {
-  app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  const auto integer = [&](const char* name, int64_t& value, int64_t low, int64_t high, const char* help) {
-    app.add_option(name, value, help)->check(range<int64_t>(low, high))->type_name("N");
-  };
-  const auto number = [&](const char* name, double& value, double low, double high, const char* help) {
-    app.add_option(name, value, help)->check(range<double>(low, high))->type_name("X");
-  };
-  const auto one_of = [&](const char* name, std::string& value, const std::vector<std::string>& values,
-                          const char* help) {
-    app.add_option(name, value, help)->check(choice(values))->type_name(fmt::format("{}", fmt::join(values, "|")));
-  };
-  const auto text = [&](const char* name, std::string& value, const char* type, const char* help) {
-    app.add_option(name, value, help)->type_name(type);
-  };
-  const auto flag = [&](const char* name, bool& value, const char* help) { app.add_flag(name, value, help); };
-  const auto group = [&](const char* name) { app.option_defaults()->group(name); };
-
-  group("Text");
-  text("--data", o.data, "FILE", "text to train on; any bytes will do");
-  text("--tokens", o.tokens, "FILE", "or: token ids, 16 bits each, little-endian");
-  one_of("--tokenizer", o.tokenizer, {"char", "byte"}, "what a token of a text is");
-  number("--val-fraction", o.val_fraction, 0.0001, 0.9, "part held out, at the end");
-
-  group("Model");
-  integer("--layers", o.layers, 1, any_size, "transformer blocks");
-  integer("--heads", o.heads, 1, any_size, "attention heads");
-  integer("--kv-heads", o.kv_heads, 0, any_size, "key/value heads that the heads share; 0: as many as heads");
-  integer("--embed-dim", o.embed_dim, 1, any_size, "width");
-  integer("--context", o.context, 1, any_size, "tokens the model sees at once");
-  integer("--vocab-size", o.vocab_size, 0, 65536, "number of token ids, with --tokens");
-  one_of("--attention", o.attention, {"flash", "standard"}, "tiled, or with the whole score matrix in memory");
-  one_of("--positions", o.positions, {"learned", "rotary"}, "how the model knows positions");
-  one_of("--norm", o.norm, {"layer", "rms"}, "normalization");
-  one_of("--mlp", o.mlp, {"gelu", "swiglu"}, "feed-forward part");
-  integer("--mlp-dim", o.mlp_dim, 0, any_size, "its width; 0: 4 * embed-dim, two thirds of that with swiglu");
-  flag("--no-bias", o.no_bias, "linear layers without bias");
-  flag("--untied-embeddings", o.untied_embeddings, "an output projection of its own");
-  flag("--recompute", o.recompute, "keep only the input of each block, compute it again in backward");
-  number("--dropout", o.dropout, 0, 0.99, "part of the activations dropped while training");
-
-  group("Optimizer");
-  one_of("--optimizer", o.optimizer, {"adamw", "sgd"}, "update rule");
-  number("--lr", o.lr, 0, 1e30, "peak learning rate");
-  one_of("--schedule", o.schedule, {"constant", "cosine", "linear", "wsd"}, "learning rate over the steps");
-  number("--min-lr-fraction", o.min_lr_fraction, 0, 1, "where the schedule ends, as part of --lr");
-  integer("--warmup-steps", o.warmup_steps, 0, any_size,
-          "steps to reach --lr; unless given, at most a tenth of --steps");
-  integer("--decay-steps", o.decay_steps, 0, any_size, "wsd: steps of decay at the end; 0: a fifth of --steps");
-  number("--weight-decay", o.weight_decay, 0, 1e3, "decay of matrices");
-  number("--beta1", o.beta1, 0, 0.999999, "AdamW: memory of the mean");
-  number("--beta2", o.beta2, 0, 0.999999, "AdamW: memory of the square");
-  number("--eps", o.eps, 1e-30, 1, "AdamW: added to the denominator");
-  number("--momentum", o.momentum, 0, 0.999999, "SGD: momentum");
-  number("--grad-clip", o.grad_clip, 0, 1e30, "largest gradient norm; 0: no limit");
-
-  group("Run");
-  integer("--steps", o.steps, 1, any_size, "optimizer steps");
-  integer("--batch", o.batch, 1, any_size, "sequences per forward pass");
-  integer("--grad-accumulation", o.grad_accumulation, 1, any_size, "forward passes per step");
-  integer("--seed", o.seed, 0, std::numeric_limits<int64_t>::max(), "decides weights, data order, dropout and sample");
-  one_of("--device", o.device, {"auto", "cpu", "cuda"}, "where to train; auto: on the GPU if there is one");
-  one_of("--dtype", o.dtype, {"f32", "bf16"}, "of weights and activations; the optimizer keeps f32");
-  integer("--threads", o.threads, 0, 4096, "0: all processors");
-  integer("--eval-interval", o.eval_interval, 1, any_size, "steps between evaluations on the held-out part");
-  integer("--eval-batches", o.eval_batches, 1, any_size,
-          "batches per evaluation, spread evenly over the held-out part");
-  text("--out", o.out, "FOLDER", "where the results go; unless given, runs/ and the name of the data");
-
-  group("Sample");
-  integer("--sample-tokens", o.sample_tokens, 0, any_size, "tokens to generate at the end");
-  number("--temperature", o.temperature, 0, 1e3, "0: always the most likely token");
-  integer("--top-k", o.top_k, 0, any_size, "sample from the k most likely tokens; 0: from all");
-  text("--prompt", o.prompt, "TEXT", "what the sample continues; unless given, a line break");
+void declare_flags(CLI::App& app, RunFlags& f) {
+  app.option_defaults()->group("Run");
+  app.add_option("--config", f.config, "settings from a file, such as the config.toml that a run leaves")
+      ->type_name("FILE.toml");
+  app.add_option("--preset", f.preset, "model and run of a known shape; what is given besides wins")
+      ->check(choice(preset_names()))
+      ->type_name(fmt::format("{}", fmt::join(preset_names(), "|")));
+  app.add_flag("--resume", f.resume, "go on with the run in --out, with its settings and what is given besides");
+  app.add_flag("--overwrite", f.overwrite, "replace the run in --out");
+  add_list(app, "--compare", f.compare, choice({"flash", "standard"}),
+           "train with each kind of attention from the same seed and compare: --compare flash,standard")
+      ->type_name("KIND,KIND")
+      ->default_str("");
 }
 
-void check_together(const CLI::App& app, TrainOptions& o) {
-  const auto given = [&](const char* name) { return app.count(name) > 0; };
+[[noreturn]] void refuse_unknown(const CLI::App& app, const Strings& remaining) {
+  const auto option = std::find_if(remaining.begin(), remaining.end(),
+                                   [](const std::string& argument) { return argument.starts_with("-"); });
+  if (option == remaining.end())
+    throw std::runtime_error(fmt::format("'{}' was not expected: expected options, such as --data FILE", remaining[0]));
+  Strings names;
+  for (const CLI::Option* each : app.get_options()) names.push_back(each->get_name());
+  const std::string name = option->substr(0, option->find('='));
+  throw std::runtime_error(fmt::format("{}: unknown option; the nearest is {}", name, nearest_name(name, names)));
+}
+
+// Writes what the arguments say into `o` and `flags`; returns the names of the options among them.
+std::set<std::string> apply(TrainOptions& o, RunFlags& flags, const Strings& arguments) {
+  CLI::App app(
+      "Trains a GPT on a text, then lets it write. Leaves checkpoints, metrics and the loss curve in --out.\n"
+      "Ctrl-C or SIGTERM finishes the step, saves, and exits with status 3: --resume goes on from there.",
+      "train_gpt");
+  app.get_formatter()->column_width(44);
+  declare_settings(app, o);
+  declare_flags(app, flags);
+  app.allow_extras();
+  Strings reversed(arguments.rbegin(), arguments.rend());  // as CLI11 wants them
+  try {
+    app.parse(reversed);
+  } catch (const CLI::CallForHelp&) {
+    fmt::print("{}", app.help());
+    throw;
+  } catch (const CLI::ParseError& error) {
+    throw std::runtime_error(error.what());
+  }
+  if (!app.remaining().empty()) refuse_unknown(app, app.remaining());
+  std::set<std::string> given;
+  for (const CLI::Option* option : app.get_options())
+    if (option->count() > 0) given.insert(option->get_name().substr(2));
+  return given;
+}
+
+std::vector<Setting> settings_of(TrainOptions& o) {
+  CLI::App app;
+  return declare_settings(app, o);
+}
+
+// The last part of a path, without a suffix.
+std::string stem(const std::string& path) {
+  if (path == "-") return "stdin";
+  const std::filesystem::path normal = std::filesystem::path(path).lexically_normal();
+  return (normal.has_filename() ? normal : normal.parent_path()).stem().string();
+}
+
+}  // namespace
+
+std::optional<Command> parse_command(const Strings& arguments, const TrainOptions& base) {
+  Command command;
+  command.arguments = arguments;
+  command.options = base;
+  RunFlags flags, ignored;
+  try {
+    TrainOptions scratch;
+    command.flags = apply(scratch, flags, arguments);
+  } catch (const CLI::CallForHelp&) {
+    return std::nullopt;
+  }
+  const auto layer = [&](const Strings& more) { command.given.merge(apply(command.options, ignored, more)); };
+  if (!flags.config.empty()) {
+    const Strings keys = arguments_of(strobe::read_text(flags.config), flags.config, settings_of(command.options));
+    RunFlags in_file;
+    TrainOptions scratch;
+    try {
+      apply(scratch, in_file, keys);
+    } catch (const std::runtime_error& error) {
+      throw std::runtime_error(fmt::format("{}: {}", flags.config, error.what()));
+    }
+    if (!in_file.preset.empty()) layer(preset_arguments(in_file.preset));
+    layer(keys);
+  }
+  if (!flags.preset.empty()) layer(preset_arguments(flags.preset));
+  // One of the two on the command line takes the place of either in a file.
+  if (command.flags.contains("data")) command.options.tokens.clear();
+  if (command.flags.contains("tokens")) command.options.data.clear();
+  layer(arguments);
+  command.resume = flags.resume;
+  command.overwrite = flags.overwrite;
+  command.compare = flags.compare;
+  require(!flags.resume || !flags.overwrite, "--resume and --overwrite: both given, expected one of them");
+  return command;
+}
+
+TrainOptions complete(const Command& command) {
+  TrainOptions o = command.options;
+  const auto given = [&](const char* name) { return command.given.contains(name); };
+  // Only what the command line itself names: a file may hold settings that this run has no use for.
   const auto only_with = [&](const char* name, bool sensible, const std::string& needed) {
-    require(!given(name) || sensible, "{}: contradicts the other options, expected only with {}", name, needed);
+    require(!command.flags.contains(name) || sensible, "--{}: contradicts the other options, expected only with {}",
+            name, needed);
   };
-  require(given("--data") || given("--tokens"),
+  require(!o.data.empty() || !o.tokens.empty(),
           "--data: missing, expected --data FILE (a text) or --tokens FILE (token ids)");
-  require(!given("--data") || !given("--tokens"), "--data and --tokens: both given, expected one of them");
-  only_with("--tokenizer", given("--data"), "--data");
-  only_with("--prompt", given("--data"), "--data");
-  only_with("--prompt", o.sample_tokens > 0, "--sample-tokens above 0");
-  only_with("--vocab-size", given("--tokens"), "--tokens");
-  require(!given("--tokens") || o.vocab_size > 0, "--vocab-size: {}, expected the number of token ids of --tokens",
-          given("--vocab-size") ? "0 given" : "missing");
-  for (const char* name : {"--beta1", "--beta2", "--eps"}) only_with(name, o.optimizer == "adamw", "--optimizer adamw");
-  only_with("--momentum", o.optimizer == "sgd", "--optimizer sgd");
-  only_with("--decay-steps", o.schedule == "wsd", "--schedule wsd");
-  for (const char* name : {"--min-lr-fraction", "--warmup-steps"})
+  require(o.data.empty() || o.tokens.empty(), "--data and --tokens: both given, expected one of them");
+  const bool names_a_kind = o.tokenizer == "char" || o.tokenizer == "byte" || o.tokenizer == "bpe";
+  if (!o.tokens.empty()) {
+    only_with("tokenizer", !names_a_kind, "--data, or with the path of the tokenizer that --tokens come from");
+    if (names_a_kind) o.tokenizer = "none";
+  }
+  require(o.data.empty() || o.tokenizer != "none", "--tokenizer: none given, expected one of --data");
+  const bool free_vocabulary = o.tokenizer == "bpe" || o.tokenizer == "none";
+  only_with("vocab-size", free_vocabulary, "--tokenizer bpe or --tokens");
+  require(o.tokenizer != "none" || given("vocab-size"),
+          "--vocab-size: missing, expected the number of token ids of --tokens");
+  only_with("val-fraction", o.val_data.empty(), "no --val-data");
+  only_with("prompt", o.sample_tokens > 0, "--sample-tokens above 0");
+  only_with("prompt", o.tokenizer != "none", "a tokenizer");
+  for (const char* name : {"beta1", "beta2", "eps"}) only_with(name, o.optimizer == "adamw", "--optimizer adamw");
+  only_with("momentum", o.optimizer == "sgd", "--optimizer sgd");
+  only_with("decay-steps", o.schedule == "wsd", "--schedule wsd");
+  for (const char* name : {"min-lr-fraction", "warmup-steps"})
     only_with(name, o.schedule != "constant", "a --schedule other than constant");
 
   require(o.embed_dim % o.heads == 0, "--heads: {} given, expected a divisor of --embed-dim {}", o.heads, o.embed_dim);
@@ -123,78 +164,44 @@ void check_together(const CLI::App& app, TrainOptions& o) {
           "--positions: rotary with a head width of {} (--embed-dim / --heads), expected an even width", head_dim);
   if (o.schedule == "constant") {
     o.warmup_steps = 0;
-    o.min_lr_fraction = 1;
-  } else if (!given("--warmup-steps")) {
+  } else if (!given("warmup-steps")) {
     o.warmup_steps = std::min(o.warmup_steps, o.steps / 10);
   }
   require(o.warmup_steps <= o.steps, "--warmup-steps: {} given, expected at most --steps {}", o.warmup_steps, o.steps);
   if (o.schedule == "wsd" && o.decay_steps == 0) o.decay_steps = std::min(o.steps / 5, o.steps - o.warmup_steps);
-  require(o.decay_steps <= o.steps - o.warmup_steps,
+  require(o.schedule != "wsd" || o.decay_steps <= o.steps - o.warmup_steps,
           "--decay-steps: {} given, expected at most the {} after the warm-up", o.decay_steps,
           o.steps - o.warmup_steps);
-  if (o.out.empty()) o.out = (std::filesystem::path("runs") / std::filesystem::path(o.data + o.tokens).stem()).string();
+  if (o.save_interval == 0) o.save_interval = o.eval_interval;
+  if (o.out.empty())
+    o.out = (std::filesystem::path("runs") / stem(o.data.empty() ? o.tokens.front() : o.data.front())).string();
+  return o;
 }
 
-}  // namespace
+TrainOptions from_toml(const std::string& toml, const std::string& name) {
+  TrainOptions o;
+  RunFlags ignored;
+  apply(o, ignored, arguments_of(toml, name, settings_of(o)));
+  return o;
+}
 
-std::optional<TrainOptions> parse_options(int argc, const char* const* argv) {
-  TrainOptions options;
-  CLI::App app("Trains a GPT on a text, then lets it write. Leaves a checkpoint, metrics and the loss curve in --out.");
-  app.get_formatter()->column_width(44);
-  declare(app, options);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    fmt::print("{}", app.help());
-    return std::nullopt;
-  } catch (const CLI::ParseError& error) {
-    throw std::runtime_error(error.what());
+TrainOptions resumed_options(const Command& command, const std::string& saved, Strings& notes) {
+  TrainOptions before = from_toml(saved, "config.toml of the checkpoint");
+  Command again = *parse_command(command.arguments, before);
+  const std::vector<Setting> old_settings = settings_of(before), new_settings = settings_of(again.options);
+  Strings refused;
+  for (size_t i = 0; i < old_settings.size(); ++i) {
+    const Setting& now = new_settings[i];
+    const std::string old_value = toml_value(old_settings[i]), new_value = toml_value(now);
+    if (old_value != new_value)
+      (now.may_change ? notes : refused).push_back(fmt::format("--{} {}, now {}", now.name, old_value, new_value));
+    again.given.insert(now.name);  // what the run began with was decided then
   }
-  check_together(app, options);
-  return options;
-}
-
-nlohmann::ordered_json to_json(const TrainOptions& o) {
-  return {{"data", o.data},
-          {"tokens", o.tokens},
-          {"tokenizer", o.tokenizer},
-          {"val_fraction", o.val_fraction},
-          {"layers", o.layers},
-          {"heads", o.heads},
-          {"kv_heads", o.kv_heads},
-          {"embed_dim", o.embed_dim},
-          {"context", o.context},
-          {"vocab_size", o.vocab_size},
-          {"attention", o.attention},
-          {"positions", o.positions},
-          {"norm", o.norm},
-          {"mlp", o.mlp},
-          {"mlp_dim", o.mlp_dim},
-          {"bias", !o.no_bias},
-          {"tied_embeddings", !o.untied_embeddings},
-          {"recompute", o.recompute},
-          {"dropout", o.dropout},
-          {"optimizer", o.optimizer},
-          {"lr", o.lr},
-          {"min_lr_fraction", o.min_lr_fraction},
-          {"schedule", o.schedule},
-          {"warmup_steps", o.warmup_steps},
-          {"decay_steps", o.decay_steps},
-          {"weight_decay", o.weight_decay},
-          {"beta1", o.beta1},
-          {"beta2", o.beta2},
-          {"eps", o.eps},
-          {"momentum", o.momentum},
-          {"grad_clip", o.grad_clip},
-          {"steps", o.steps},
-          {"batch", o.batch},
-          {"grad_accumulation", o.grad_accumulation},
-          {"seed", o.seed},
-          {"device", o.device},
-          {"dtype", o.dtype},
-          {"threads", o.threads},
-          {"eval_interval", o.eval_interval},
-          {"eval_batches", o.eval_batches}};
+  require(refused.empty(),
+          "--resume: the run began with {}; what it began with wins and cannot change, expected the same or nothing "
+          "(or a new run with another --out)",
+          fmt::join(refused, "; "));
+  return complete(again);
 }
 
 }  // namespace examples

@@ -51,7 +51,9 @@ void visit_field(const std::string& name, const std::variant<Layers...>& choice,
 }
 
 void save_parameters(const std::vector<NamedTensor>& parameters, const std::string& path, const Metadata& metadata);
-void load_parameters(const std::vector<NamedTensor>& parameters, const std::string& path);
+// `source` is what errors call the saved ones.
+void load_parameters(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& saved,
+                     const std::string& source);
 
 }  // namespace detail
 
@@ -99,10 +101,15 @@ void save(const Layer& layer, const std::string& path, const Metadata& metadata 
   detail::save_parameters(named_parameters(layer), path, metadata);
 }
 
-// Fills all parameters from a safetensors file with exactly these names and shapes; changes nothing when it throws.
+// Fills all parameters from tensors with exactly these names and shapes, or from a safetensors file of them. Throws,
+// naming those that differ, and changes nothing then.
+template <class Layer>
+void load(const Layer& layer, const std::vector<NamedTensor>& saved) {
+  detail::load_parameters(named_parameters(layer), saved, "the checkpoint");
+}
 template <class Layer>
 void load(const Layer& layer, const std::string& path) {
-  detail::load_parameters(named_parameters(layer), path);
+  detail::load_parameters(named_parameters(layer), load_safetensors(path).tensors, path);
 }
 
 }  // namespace strobe

@@ -26,6 +26,12 @@ AdamW::AdamW(std::vector<Tensor> trained, const AdamWOptions& settings)
   check_options(options);
 }
 
+void AdamW::follow(size_t i) {
+  detail::follow(state.at(i).exp_avg, parameters.at(i));
+  detail::follow(state[i].exp_avg_sq, parameters[i]);
+  detail::follow_master(state[i].master, parameters[i]);
+}
+
 void AdamW::step(double learning_rate) {
   detail::check_setting("AdamW", "learning_rate", learning_rate);
   check_options(options);
@@ -40,9 +46,7 @@ void AdamW::step(double learning_rate) {
     for (size_t i : updated) {
       const Tensor& parameter = parameters[i];
       AdamWState& own = state[i];
-      detail::follow(own.exp_avg, parameter);
-      detail::follow(own.exp_avg_sq, parameter);
-      detail::follow_master(own.master, parameter);
+      follow(i);
       gradients.push_back(contiguous(parameter.grad()));
       list.push_back({.parameter = parameter.data(),
                       .gradient = gradients.back().data(),

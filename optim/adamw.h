@@ -20,6 +20,13 @@ struct AdamWState {
   Tensor exp_avg_sq;  // as exp_avg
   Tensor master;      // the parameter in f32, for bf16 and f16 parameters; the parameter is its rounded copy
   int64_t step = 0;   // updates so far
+
+  void visit(auto&& field) {
+    field("exp_avg", exp_avg);
+    field("exp_avg_sq", exp_avg_sq);
+    field("master", master);
+    field("step", step);
+  }
 };
 
 // Kingma and Ba, "Adam" (2015); Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019). For gradient g:
@@ -36,6 +43,9 @@ struct AdamW {
   // Updates every parameter that has a gradient, in place; the others keep their value and their state.
   void step(double learning_rate);
   void step() { step(options.learning_rate); }
+
+  // Makes the state of parameter i fit it as it is now.
+  void follow(size_t i);
 
   // Drops all gradients.
   void zero_grad() const { detail::zero_grad(parameters); }

@@ -22,6 +22,11 @@ SGD::SGD(std::vector<Tensor> trained, const SGDOptions& settings)
   check_options(options);
 }
 
+void SGD::follow(size_t i) {
+  if (options.momentum > 0) detail::follow(state.at(i).velocity, parameters.at(i));
+  detail::follow_master(state.at(i).master, parameters.at(i));
+}
+
 void SGD::step(double learning_rate) {
   detail::check_setting("SGD", "learning_rate", learning_rate);
   check_options(options);
@@ -36,8 +41,7 @@ void SGD::step(double learning_rate) {
     for (size_t i : updated) {
       const Tensor& parameter = parameters[i];
       SGDState& own = state[i];
-      if (options.momentum > 0) detail::follow(own.velocity, parameter);
-      detail::follow_master(own.master, parameter);
+      follow(i);
       gradients.push_back(contiguous(parameter.grad()));
       list.push_back({.parameter = parameter.data(),
                       .gradient = gradients.back().data(),

@@ -15,6 +15,11 @@ struct SGDOptions {
 struct SGDState {
   Tensor velocity;  // f32 (f64 for f64 parameters), shape of the parameter; only with momentum
   Tensor master;    // the parameter in f32, for bf16 and f16 parameters; the parameter is its rounded copy
+
+  void visit(auto&& field) {
+    field("velocity", velocity);
+    field("master", master);
+  }
 };
 
 // velocity = momentum velocity + (gradient + weight_decay parameter),  parameter -= learning_rate velocity.
@@ -29,6 +34,9 @@ struct SGD {
   // Updates every parameter that has a gradient, in place; the others keep their value and their state.
   void step(double learning_rate);
   void step() { step(options.learning_rate); }
+
+  // Makes the state of parameter i fit it as it is now.
+  void follow(size_t i);
 
   // Drops all gradients.
   void zero_grad() const { detail::zero_grad(parameters); }

@@ -151,3 +151,24 @@ TEST_CASE("backward: an input that was assigned other memory since is refused") 
   CHECK(contains(error_of([&] { y.backward(); }), "'mul' was assigned to after it was used"));
   CHECK_FALSE(x.grad().defined());
 }
+
+TEST_CASE("observer: sees every operation forward and backward, in order, and none of its own") {
+  const Tensor w = ones({2, 2}).set_requires_grad();
+  std::vector<std::string> seen;
+  {
+    const OperationObserver observer([&](const Operation& operation) {
+      seen.push_back(std::string(operation.backward ? "d" : "") + operation.name);
+      for (const Tensor& result : operation.results)
+        if (result.defined()) CHECK(std::isfinite(sum(result).item<double>()));
+      if (seen.size() == 1) CHECK(operation.inputs[0].impl() == w.impl());
+    });
+    sum(gelu(w)).backward();
+  }
+  sum(gelu(w));
+  const auto place_of = [&](const char* name) { return std::find(seen.begin(), seen.end(), name) - seen.begin(); };
+  CHECK(place_of("gelu") == 0);
+  CHECK(place_of("sum") == 1);
+  CHECK(place_of("dsum") > 1);
+  CHECK(place_of("dgelu") > place_of("dsum"));
+  CHECK(place_of("dgelu") + 1 == std::ssize(seen));
+}

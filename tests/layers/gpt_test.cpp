@@ -210,7 +210,7 @@ TEST_CASE("gpt: a saved model comes back bit for bit, and another model's file i
   const GPT llama(llama_config());
   const Tensor before = empty_like(llama.wte.weight);
   before.copy_from(llama.wte.weight);
-  CHECK(contains(error_of([&] { load(llama, path); }), "of this model"));
+  CHECK(contains(error_of([&] { load(llama, path); }), "of another model"));
   GPTConfig wider = small_config();
   wider.embed_dim = 64;
   CHECK(contains(error_of([&] { load(GPT(wider), path); }), "'wte.weight'"));
