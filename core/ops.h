@@ -89,6 +89,16 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, dou
 // RMSNorm (Zhang and Sennrich 2019): x / sqrt(mean(x^2) + eps) * weight. weight: (n) of x's dtype, or undefined.
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps = 1e-5);
 
+struct AddNormResult {
+  Tensor sum;         // x + residual, rounded to the dtype
+  Tensor normalized;  // the norm of sum
+};
+// x + residual and its norm in one pass over memory, as a pre-norm residual block needs both; backward adds what
+// reaches the sum to the norm's gradient in one pass, too. residual: x's shape, or undefined: sum is x itself.
+AddNormResult add_layer_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias,
+                             double eps = 1e-5);
+AddNormResult add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps = 1e-5);
+
 // ---- softmax: the maximum is subtracted first, so logits of any finite size are exact.
 
 // y_i = exp(x_i) / sum_j exp(x_j) along an axis, and its logarithm. x: any shape of rank >= 1, floating; result: same

@@ -58,6 +58,7 @@ struct Step {
   std::vector<Batch> batches;  // one for each forward pass
   std::vector<Tensor> losses;  // their shares of the step's loss
   Tensor norm;                 // of its gradients
+  Tensor factor;               // what the update multiplied them by; NaN: there was no update
 
   // These wait for the device.
   double loss() const {
@@ -68,23 +69,31 @@ struct Step {
   double gradient_norm() const { return norm.item<double>(); }
 };
 
-// Clips the gradients of the step and updates the weights, unless its loss or gradients are not finite.
-void update(Optimizer& optimizer, Step& step, double max_norm) {
+// Updates the weights with the clipped gradients of the step; nothing waits for the device. There is no update when the
+// loss or the gradients are not finite, nor when there was none in the step `before`: so when that is found out, the
+// weights still are those that it happened with.
+void update(Optimizer& optimizer, Step& step, double max_norm, const Step* before) {
+  const NoGrad no_grad;
   std::visit(
       [&](auto& chosen) {
-        step.norm = full({}, clip_grad_norm(chosen.parameters, max_norm), DType::f64, Device::cpu());
-        if (std::isfinite(step.gradient_norm()) && std::isfinite(step.loss())) chosen.step(step.rate);
+        const Clipping clipping = clip_factor(chosen.parameters, max_norm);
+        step.norm = clipping.norm;
+        step.factor = clipping.factor;
+        for (const Tensor& loss : step.losses) step.factor = step.factor + cast(loss, DType::f64) * 0.0;
+        if (before != nullptr) step.factor = step.factor + before->factor * 0.0;
+        chosen.step(step.rate, step.factor);
       },
       optimizer);
 }
 
-Step make_step(Training& training, const TrainOptions& o) {
+Step make_step(Training& training, const TrainOptions& o, const Step* before) {
   Step step{.number = training.done.step + 1,
             .rate = learning_rate(o, training.done.step),
             .random = random_state(),
             .batches = {},
             .losses = {},
-            .norm = {}};
+            .norm = {},
+            .factor = {}};
   std::visit([](const auto& optimizer) { optimizer.zero_grad(); }, training.optimizer);
   const double share = 1 / static_cast<double>(o.grad_accumulation);
   for (int64_t i = 0; i < o.grad_accumulation; ++i) {
@@ -94,7 +103,7 @@ Step make_step(Training& training, const TrainOptions& o) {
     step.batches.push_back(batch);
     step.losses.push_back(loss.detach());
   }
-  update(training.optimizer, step, o.grad_clip > 0 ? o.grad_clip : INFINITY);
+  update(training.optimizer, step, o.grad_clip > 0 ? o.grad_clip : INFINITY, before);
   training.done.step = step.number;
   return step;
 }
@@ -154,7 +163,8 @@ class Loop {
         return signalled ? Ending::signal : last ? Ending::all_steps : Ending::no_improvement;
       }
       if (unread_.empty()) unread_since_ = Clock::now();
-      unread_.push_back(make_step(training_, o_));
+      const Step* before = unread_.empty() || o_.skip_non_finite ? nullptr : &unread_.back();
+      unread_.push_back(make_step(training_, o_, before));
       if (done_.step % log_interval_ == 0 || stop_signal != 0 || evaluation_is_due() ||
           done_.step % o_.save_interval == 0)
         read_steps();

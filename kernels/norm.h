@@ -7,7 +7,7 @@ namespace strobe::kernels {
 
 // LayerNorm (Ba et al. 2016): y = (x - mean) * rstd * weight + bias with rstd = 1 / sqrt(variance + eps).
 // RMSNorm (Zhang and Sennrich 2019): the same without mean and bias, rstd = 1 / sqrt(mean of x^2 + eps).
-// Statistics have accumulate_dtype(dtype).
+// Statistics have accumulate_dtype(dtype). With a residual, x + residual, rounded to the dtype, takes the place of x.
 struct NormArgs {
   void* y;             // (rows, cols)
   const void* x;       // (rows, cols)
@@ -19,10 +19,13 @@ struct NormArgs {
   int64_t cols;
   DType dtype;
   double eps;
+  const void* residual = nullptr;  // (rows, cols), or null: none
+  void* sum = nullptr;             // (rows, cols), x + residual; not written without a residual
 };
 
 // With xhat = (x - mean) * rstd and g = dy * weight: dx = rstd * (g - mean(g) - xhat * mean(g * xhat)), without the
-// mean(g) for rms_norm; dweight = sum over rows of dy * xhat; dbias = sum over rows of dy.
+// mean(g) for rms_norm; dweight = sum over rows of dy * xhat; dbias = sum over rows of dy. x is the sum where there was
+// a residual; the gradient of x, of the residual and of the sum are then one, dx.
 struct NormGradArgs {
   void* dx;            // (rows, cols), or null: not wanted
   void* dweight;       // (cols), or null: not wanted
@@ -35,7 +38,8 @@ struct NormGradArgs {
   int64_t rows;
   int64_t cols;
   DType dtype;
-  void* workspace = nullptr;  // norm_backward_workspace(args, device) bytes, aligned to 64
+  const void* dsum = nullptr;  // (rows, cols), what else reached the sum and is added to dx; null: nothing
+  void* workspace = nullptr;   // norm_backward_workspace(args, device) bytes, aligned to 64
   size_t workspace_bytes = 0;
 };
 

@@ -55,13 +55,17 @@ Tensor GPT::embed(const Tensor& tokens) const {
 Tensor GPT::features(const Tensor& tokens) const {
   const MemoryTag tag("activations");
   const double dropout_p = training ? config.dropout : 0;
-  Tensor x = dropout(embed(tokens), dropout_p);
+  ResidualStream stream{dropout(embed(tokens), dropout_p)};
   for (const Block& block : h) {
-    // By value: the block's tensors live as long as the graph, whatever happens to the model.
-    const auto apply = [block, dropout_p](const Tensor& input) { return block(input, dropout_p); };
-    x = config.recompute ? checkpoint(apply, x) : apply(x);
+    if (config.recompute) {
+      // By value: the block's tensors live as long as the graph, whatever happens to the model.
+      const auto apply = [block, dropout_p](const Tensor& input) { return block(input, dropout_p); };
+      stream.x = checkpoint(apply, stream.x);
+    } else {
+      stream = block(stream, dropout_p);
+    }
   }
-  return ln_f(x);
+  return ln_f(stream.x, stream.branch).normalized;
 }
 
 Tensor GPT::logits(const Tensor& features) const {

@@ -43,6 +43,9 @@ struct Norm {
   Tensor operator()(const Tensor& x) const {
     return std::visit([&](const auto& norm) { return norm(x); }, kind);
   }
+  AddNormResult operator()(const Tensor& x, const Tensor& residual) const {
+    return std::visit([&](const auto& norm) { return norm(x, residual); }, kind);
+  }
   void visit(auto&& field) const {
     std::visit([&](const auto& norm) { norm.visit(field); }, kind);
   }
@@ -81,6 +84,13 @@ struct Mlp {
   }
 };
 
+// The residual stream between two blocks. Its value is x + branch, but the branch is left for the next norm to add,
+// which reads and writes x anyway.
+struct ResidualStream {
+  Tensor x;
+  Tensor branch = Tensor();  // undefined before the first block
+};
+
 struct Block {
   Norm ln_1;
   CausalSelfAttention attn;
@@ -101,8 +111,14 @@ struct Block {
 
   // x: (batch, seq_len, embed_dim); result: the same shape.
   Tensor operator()(const Tensor& x, double dropout_p = 0) const {
-    const Tensor y = x + dropout(attn(ln_1(x), dropout_p), dropout_p);
-    return y + dropout(mlp(ln_2(y)), dropout_p);
+    const ResidualStream after = (*this)(ResidualStream{x}, dropout_p);
+    return after.x + after.branch;
+  }
+  // y = x + attn(ln_1(x)), then y + mlp(ln_2(y)), with dropout of both branches.
+  ResidualStream operator()(const ResidualStream& before, double dropout_p = 0) const {
+    const auto [x, attn_input] = ln_1(before.x, before.branch);
+    const auto [y, mlp_input] = ln_2(x, dropout(attn(attn_input, dropout_p), dropout_p));
+    return {y, dropout(mlp(mlp_input), dropout_p)};
   }
 
   void visit(auto&& field) const {

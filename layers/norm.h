@@ -14,6 +14,10 @@ struct LayerNorm {
       : weight(parameter(ones({dim}))), bias(parameter(zeros({dim}))), eps(epsilon) {}
 
   Tensor operator()(const Tensor& x) const { return layer_norm(x, weight, bias, eps); }
+  // x + residual and its norm; residual may be undefined.
+  AddNormResult operator()(const Tensor& x, const Tensor& residual) const {
+    return add_layer_norm(x, residual, weight, bias, eps);
+  }
 
   void visit(auto&& field) const {
     field("weight", weight);
@@ -28,6 +32,9 @@ struct RMSNorm {
   explicit RMSNorm(int64_t dim, double epsilon = 1e-5) : weight(parameter(ones({dim}))), eps(epsilon) {}
 
   Tensor operator()(const Tensor& x) const { return rms_norm(x, weight, eps); }
+  AddNormResult operator()(const Tensor& x, const Tensor& residual) const {
+    return add_rms_norm(x, residual, weight, eps);
+  }
 
   void visit(auto&& field) const { field("weight", weight); }
 };

@@ -32,8 +32,9 @@ void AdamW::follow(size_t i) {
   detail::follow_master(state[i].master, parameters[i]);
 }
 
-void AdamW::step(double learning_rate) {
+void AdamW::step(double learning_rate, const Tensor& grad_factor) {
   detail::check_setting("AdamW", "learning_rate", learning_rate);
+  detail::check_grad_factor("AdamW", grad_factor);
   check_options(options);
   STROBE_CHECK(state.size() == parameters.size(), "AdamW: ", parameters.size(), " parameters given, expected the ",
                state.size(), " it was made with");
@@ -42,11 +43,13 @@ void AdamW::step(double learning_rate) {
   const MemoryTag tag("optimizer");
   detail::for_each_device(parameters, [&](const std::vector<size_t>& updated, const Stream& stream) {
     std::vector<Tensor> gradients;  // kept until the kernel is queued
+    Tensor factor;
     std::vector<kernels::AdamWParameter> list;
     for (size_t i : updated) {
       const Tensor& parameter = parameters[i];
       AdamWState& own = state[i];
       follow(i);
+      if (grad_factor.defined() || own.skipped.defined()) detail::follow_count(own.skipped, parameter);
       gradients.push_back(contiguous(parameter.grad()));
       list.push_back({.parameter = parameter.data(),
                       .gradient = gradients.back().data(),
@@ -56,6 +59,7 @@ void AdamW::step(double learning_rate) {
                       .size = parameter.size(),
                       .dtype = parameter.dtype(),
                       .step = ++own.step,
+                      .skipped = own.skipped.defined() ? own.skipped.data<int64_t>() : nullptr,
                       .weight_decay = detail::decay_of(parameter, options.weight_decay)});
     }
     kernels::adamw_step({.parameters = list.data(),
@@ -63,7 +67,8 @@ void AdamW::step(double learning_rate) {
                          .learning_rate = learning_rate,
                          .beta1 = options.betas[0],
                          .beta2 = options.betas[1],
-                         .eps = options.eps},
+                         .eps = options.eps,
+                         .grad_factor = detail::grad_factor_on(stream.device, grad_factor, factor)},
                         stream);
   });
 }

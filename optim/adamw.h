@@ -19,9 +19,14 @@ struct AdamWState {
   Tensor exp_avg;     // f32 (f64 for f64 parameters), shape of the parameter
   Tensor exp_avg_sq;  // as exp_avg
   Tensor master;      // the parameter in f32, for bf16 and f16 parameters; the parameter is its rounded copy
-  int64_t step = 0;   // updates so far
+  int64_t step = 0;   // calls of step() so far that the parameter took part in
+  Tensor skipped;     // one element, i64: how many of them made no update; undefined before the first grad_factor
+
+  // Updates so far; waits for the device where some of them may have been left out.
+  int64_t updates() const { return step - (skipped.defined() ? skipped.item<int64_t>() : 0); }
 
   void visit(auto&& field) {
+    if (skipped.defined()) step = updates(), skipped = Tensor();
     field("exp_avg", exp_avg);
     field("exp_avg_sq", exp_avg_sq);
     field("master", master);
@@ -40,8 +45,9 @@ struct AdamW {
 
   explicit AdamW(std::vector<Tensor> parameters, const AdamWOptions& options = {});
 
-  // Updates every parameter that has a gradient, in place; the others keep their value and their state.
-  void step(double learning_rate);
+  // Updates every parameter that has a gradient, in place; the others keep their value and their state. grad_factor:
+  // one number that the gradients are multiplied by; where it is not finite nothing changes (see clip_factor).
+  void step(double learning_rate, const Tensor& grad_factor = Tensor());
   void step() { step(options.learning_rate); }
 
   // Makes the state of parameter i fit it as it is now.

@@ -31,6 +31,18 @@ void check_layout(const char* optimizer, const std::vector<Tensor>& parameters) 
   }
 }
 
+void check_grad_factor(const char* optimizer, const Tensor& grad_factor) {
+  STROBE_CHECK(!grad_factor.defined() || (grad_factor.size() == 1 && grad_factor.dtype() == DType::f64), optimizer,
+               ": grad_factor ", grad_factor.shape(), " of dtype ", grad_factor.dtype(),
+               " given, expected one element of dtype f64 (see clip_factor)");
+}
+
+const double* grad_factor_on(Device device, const Tensor& grad_factor, Tensor& here) {
+  if (!grad_factor.defined()) return nullptr;
+  here = grad_factor.to(device);
+  return here.data<double>();
+}
+
 void zero_grad(const std::vector<Tensor>& parameters) {
   for (const Tensor& parameter : parameters) parameter.set_grad(Tensor());
 }
@@ -52,6 +64,10 @@ void follow(Tensor& state, const Tensor& parameter) {
   const DType dtype = accumulate_dtype(parameter.dtype());
   state =
       state.defined() ? state.to(parameter.device()).to(dtype) : zeros(parameter.shape(), dtype, parameter.device());
+}
+
+void follow_count(Tensor& count, const Tensor& parameter) {
+  count = count.defined() ? count.to(parameter.device()) : zeros({}, DType::i64, parameter.device());
 }
 
 void follow_master(Tensor& master, const Tensor& parameter) {

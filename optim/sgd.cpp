@@ -27,8 +27,9 @@ void SGD::follow(size_t i) {
   detail::follow_master(state.at(i).master, parameters.at(i));
 }
 
-void SGD::step(double learning_rate) {
+void SGD::step(double learning_rate, const Tensor& grad_factor) {
   detail::check_setting("SGD", "learning_rate", learning_rate);
+  detail::check_grad_factor("SGD", grad_factor);
   check_options(options);
   STROBE_CHECK(state.size() == parameters.size(), "SGD: ", parameters.size(), " parameters given, expected the ",
                state.size(), " it was made with");
@@ -37,6 +38,7 @@ void SGD::step(double learning_rate) {
   const MemoryTag tag("optimizer");
   detail::for_each_device(parameters, [&](const std::vector<size_t>& updated, const Stream& stream) {
     std::vector<Tensor> gradients;  // kept until the kernel is queued
+    Tensor factor;
     std::vector<kernels::SgdParameter> list;
     for (size_t i : updated) {
       const Tensor& parameter = parameters[i];
@@ -54,7 +56,8 @@ void SGD::step(double learning_rate) {
     kernels::sgd_step({.parameters = list.data(),
                        .count = std::ssize(list),
                        .learning_rate = learning_rate,
-                       .momentum = options.momentum},
+                       .momentum = options.momentum,
+                       .grad_factor = detail::grad_factor_on(stream.device, grad_factor, factor)},
                       stream);
   });
 }

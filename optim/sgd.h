@@ -31,8 +31,9 @@ struct SGD {
 
   explicit SGD(std::vector<Tensor> parameters, const SGDOptions& options = {});
 
-  // Updates every parameter that has a gradient, in place; the others keep their value and their state.
-  void step(double learning_rate);
+  // Updates every parameter that has a gradient, in place; the others keep their value and their state. grad_factor:
+  // one number that the gradients are multiplied by; where it is not finite nothing changes (see clip_factor).
+  void step(double learning_rate, const Tensor& grad_factor = Tensor());
   void step() { step(options.learning_rate); }
 
   // Makes the state of parameter i fit it as it is now.

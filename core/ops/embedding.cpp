@@ -50,6 +50,7 @@ Tensor embedding(const Tensor& given_indices, const Tensor& given_weight) {
                               .weight = weight.data(),
                               .indices = indices.data(),
                               .rows = indices.size(),
+                              .vocab = weight.dim(0),
                               .dim = weight.dim(1),
                               .dtype = weight.dtype(),
                               .index_dtype = indices.dtype()},
@@ -57,8 +58,8 @@ Tensor embedding(const Tensor& given_indices, const Tensor& given_weight) {
   return record("embedding", out, {weight}, [indices, shape = weight.shape()](const Tensor& gradient) -> Grads {
     const Tensor dout = contiguous(gradient);
     const Tensor dweight = empty(shape, dout.dtype(), dout.device());
-    const Tensor workspace =
-        empty_bytes(kernels::embedding_backward_workspace(indices.size(), shape[0], dout.device()), dout.device());
+    const Tensor workspace = empty_bytes(
+        kernels::embedding_backward_workspace(indices.size(), shape[0], shape[1], dout.device()), dout.device());
     kernels::embedding_backward({.dweight = dweight.data(),
                                  .dout = dout.data(),
                                  .indices = indices.data(),

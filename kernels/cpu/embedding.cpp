@@ -73,16 +73,6 @@ void scatter_add(const EmbeddingGradArgs& args) {
 
 }  // namespace
 
-void find_invalid_index(const FindInvalidIndexArgs& args, const Stream&) {
-  dispatch_index(args.index_dtype, "find_invalid_index", [&]<class Index>() {
-    const Index* indices = static_cast<const Index*>(args.indices);
-    const Index* end = indices + args.size;
-    const Index* invalid = std::find_if(
-        indices, end, [&](Index index) { return (index < 0 || index >= args.limit) && index != args.ignore_index; });
-    *args.position = invalid == end ? -1 : invalid - indices;
-  });
-}
-
 void embedding_forward(const EmbeddingArgs& args, const Stream&) {
   dispatch_floating(args.dtype, "embedding", [&]<class T>() {
     dispatch_index(args.index_dtype, "embedding", [&]<class Index>() { gather<T, Index>(args); });

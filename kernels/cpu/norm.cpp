@@ -27,6 +27,12 @@ void forward(const NormArgs& args) {
     for (int64_t row = begin; row < end; ++row) {
       const T* x = static_cast<const T*>(args.x) + row * cols;
       T* y = static_cast<T*>(args.y) + row * cols;
+      if (args.residual != nullptr) {
+        const T* residual = static_cast<const T*>(args.residual) + row * cols;
+        T* sum = static_cast<T*>(args.sum) + row * cols;
+        for (int64_t i = 0; i < cols; ++i) sum[i] = T(A(x[i]) + A(residual[i]));
+        x = sum;
+      }
       A mean = 0;
       if constexpr (centered) {
         mean = static_cast<A>(sum_row<A>(cols, [x](int64_t i) { return A(x[i]); }) / static_cast<double>(cols));
@@ -68,6 +74,7 @@ void backward_rows(const NormGradArgs& args) {
       const T* x = static_cast<const T*>(args.x) + row * cols;
       const T* dy = static_cast<const T*>(args.dy) + row * cols;
       T* dx = static_cast<T*>(args.dx) + row * cols;
+      const T* dsum = args.dsum != nullptr ? static_cast<const T*>(args.dsum) + row * cols : nullptr;
       const A mean = centered ? static_cast<const A*>(args.mean)[row] : A(0);
       const A rstd = static_cast<const A*>(args.rstd)[row];
       const auto xhat = [=](int64_t i) { return (A(x[i]) - mean) * rstd; };
@@ -75,7 +82,12 @@ void backward_rows(const NormGradArgs& args) {
         const double count = static_cast<double>(cols);
         const A mean_g = centered ? static_cast<A>(sum_row<A>(cols, g) / count) : A(0);
         const A mean_g_xhat = static_cast<A>(sum_row<A>(cols, [=](int64_t i) { return g(i) * xhat(i); }) / count);
-        for (int64_t i = 0; i < cols; ++i) dx[i] = T(rstd * (g(i) - mean_g - xhat(i) * mean_g_xhat));
+        const auto gradient = [=](int64_t i) { return rstd * (g(i) - mean_g - xhat(i) * mean_g_xhat); };
+        if (dsum != nullptr) {
+          for (int64_t i = 0; i < cols; ++i) dx[i] = T(gradient(i) + A(dsum[i]));
+        } else {
+          for (int64_t i = 0; i < cols; ++i) dx[i] = T(gradient(i));
+        }
       };
       if (weight != nullptr) {
         write([=](int64_t i) { return A(dy[i]) * A(weight[i]); });

@@ -41,16 +41,17 @@ template <class T>
 void update(const SgdArgs& args, const SgdParameter& own) {
   using A = accumulate_t<T>;
   const T* const gradient = static_cast<const T*>(own.gradient);
+  const A factor = static_cast<A>(args.grad_factor != nullptr ? *args.grad_factor : 1);
   A* const velocity = static_cast<A*>(own.velocity);
   const A rate = static_cast<A>(args.learning_rate), momentum = static_cast<A>(args.momentum);
   const A decay = static_cast<A>(own.weight_decay);
   if (velocity == nullptr) {
     update_parameter<T>(own.parameter, own.master, own.size, [=](int64_t i, A value) {
-      return value - rate * (static_cast<A>(gradient[i]) + decay * value);
+      return value - rate * (static_cast<A>(gradient[i]) * factor + decay * value);
     });
   } else {
     update_parameter<T>(own.parameter, own.master, own.size, [=](int64_t i, A value) {
-      velocity[i] = momentum * velocity[i] + (static_cast<A>(gradient[i]) + decay * value);
+      velocity[i] = momentum * velocity[i] + (static_cast<A>(gradient[i]) * factor + decay * value);
       return value - rate * velocity[i];
     });
   }
@@ -59,8 +60,10 @@ void update(const SgdArgs& args, const SgdParameter& own) {
 template <class T>
 void update(const AdamWArgs& args, const AdamWParameter& own) {
   using A = accumulate_t<T>;
-  const double correction1 = 1 - std::pow(args.beta1, static_cast<double>(own.step));
-  const double correction2 = 1 - std::pow(args.beta2, static_cast<double>(own.step));
+  const double step = static_cast<double>(own.step - (own.skipped != nullptr ? *own.skipped : 0));
+  const double correction1 = 1 - std::pow(args.beta1, step);
+  const double correction2 = 1 - std::pow(args.beta2, step);
+  const A factor = static_cast<A>(args.grad_factor != nullptr ? *args.grad_factor : 1);
   const T* const gradient = static_cast<const T*>(own.gradient);
   A* const exp_avg = static_cast<A*>(own.exp_avg);
   A* const exp_avg_sq = static_cast<A*>(own.exp_avg_sq);
@@ -71,11 +74,16 @@ void update(const AdamWArgs& args, const AdamWParameter& own) {
   const A eps = static_cast<A>(args.eps);
   const A decay = static_cast<A>(args.learning_rate * own.weight_decay);
   update_parameter<T>(own.parameter, own.master, own.size, [=](int64_t i, A value) {
-    const A g = static_cast<A>(gradient[i]);
+    const A g = static_cast<A>(gradient[i]) * factor;
     const A mean = exp_avg[i] = beta1 * exp_avg[i] + rest1 * g;
     const A square = exp_avg_sq[i] = beta2 * exp_avg_sq[i] + rest2 * (g * g);
     return value - decay * value - rate * mean / (std::sqrt(square) * root_scale + eps);
   });
+}
+
+template <class Args>
+bool is_left_out(const Args& args) {
+  return args.grad_factor != nullptr && !std::isfinite(*args.grad_factor);
 }
 
 // update<T> for each parameter of a list.
@@ -88,9 +96,24 @@ void update_all(const char* name, const Args& args) {
 
 }  // namespace
 
-void sgd_step(const SgdArgs& args, const Stream&) { update_all("sgd_step", args); }
+void sgd_step(const SgdArgs& args, const Stream&) {
+  if (is_left_out(args)) return;
+  update_all("sgd_step", args);
+}
 
-void adamw_step(const AdamWArgs& args, const Stream&) { update_all("adamw_step", args); }
+void adamw_step(const AdamWArgs& args, const Stream&) {
+  if (is_left_out(args)) {
+    for (int64_t p = 0; p < args.count; ++p) ++*args.parameters[p].skipped;
+    return;
+  }
+  update_all("adamw_step", args);
+}
+
+void clip_factor(const ClipFactorArgs& args, const Stream&) {
+  finish_clip_factor(args, strobe::cpu::sum_row<double>(args.count, [&](int64_t i) { return args.parts[i]; }));
+}
+
+void adapt_loss_scale(const LossScaleArgs& args, const Stream&) { finish_loss_scale(args); }
 
 void sum_squares(const SumSquaresArgs& args, const Stream&) {
   double* sums = args.parts;

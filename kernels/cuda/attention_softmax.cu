@@ -6,18 +6,7 @@
 namespace strobe::kernels::cuda {
 namespace {
 
-using strobe::cuda::ceil_div;
-using strobe::cuda::for_each_row;
-using strobe::cuda::grid_size;
-using strobe::cuda::launch;
-using strobe::cuda::launch_rows;
-using strobe::cuda::max_row_threads;
-using strobe::cuda::Row;
-using strobe::cuda::row_block;
-using strobe::cuda::row_pack;
-using strobe::cuda::row_sum;
-using strobe::cuda::store_values;
-using strobe::cuda::Values;
+using namespace strobe::cuda;
 
 // The keys that one query sees.
 struct Visible {
@@ -70,18 +59,16 @@ struct Scores {
   }
 };
 
-template <class T, bool plain>
+template <class T, bool plain, bool whole>
 __global__ void __launch_bounds__(max_row_threads) weigh_rows(const AttentionSoftmaxArgs args) {
   using C = accumulate_t<T>;
   const int64_t size = args.seq_len_k;
-  for_each_row(args.num_matrices * args.seq_len_q, [&](int64_t index) {
+  const auto weigh = [&](int64_t index, auto& row, T* weights) {
     const int64_t query = index % args.seq_len_q, head = index / args.seq_len_q % args.num_heads;
     const Visible visible(args.band, query, size);
     const C slope = args.alibi_slopes == nullptr ? C(0) : static_cast<C>(args.alibi_slopes[head]);
     const Scores<C, plain> score(args.softmax_scale, args.softcap, slope, query + size - args.seq_len_q);
-    T* const weights = static_cast<T*>(args.weights) + index * size;
-    Row<row_pack<T>, C> row(size, visible.begin, visible.end, static_cast<const C*>(args.products) + index * size);
-    row.align(weights);
+    row.only(visible.begin, visible.end);
 
     C largest = -static_cast<C>(INFINITY);
     row.template for_each<C>([&]<int n>(int64_t i, const Values<C, n>& products) {
@@ -92,7 +79,7 @@ __global__ void __launch_bounds__(max_row_threads) weigh_rows(const AttentionSof
       }
     });
     OnlineSoftmax<C> state;
-    state.raise(strobe::cuda::row_max(largest));
+    state.raise(row_max(largest));
     C sum = 0;
     row.template for_each<C>([&]<int n>(int64_t i, const Values<C, n>& products) {
       const Visible::Part part = visible.part(i, n);
@@ -110,20 +97,18 @@ __global__ void __launch_bounds__(max_row_threads) weigh_rows(const AttentionSof
       static_cast<C*>(args.sums)[index] = visible.begin == visible.end ? C(1) : state.sum;
       static_cast<C*>(args.lse)[index] = state.lse(score.rest());
     }
-  });
+  };
+  for_each_row<whole ? kept_packs : 0, row_pack<T>>(
+      args.num_matrices * args.seq_len_q, size, arrays_of<const C>(args.products), arrays_of<T>(args.weights), weigh);
 }
 
-template <class T>
+template <class T, bool whole>
 __global__ void __launch_bounds__(max_row_threads) differentiate_rows(const AttentionSoftmaxGradArgs args) {
   using C = accumulate_t<T>;
   const int64_t size = args.seq_len_k;
-  for_each_row(args.num_matrices * args.seq_len_q, [&](int64_t index) {
+  const auto differentiate = [&](int64_t index, auto& row, T* weights, T* dproducts) {
     const Visible visible(args.band, index % args.seq_len_q, size);
-    T* const weights = static_cast<T*>(args.weights) + index * size;
-    T* const dproducts = static_cast<T*>(args.dproducts) + index * size;
-    Row<row_pack<T>, T, C> row(size, visible.begin, visible.end, weights,
-                               static_cast<const C*>(args.dprobabilities) + index * size);
-    row.align(dproducts);
+    row.only(visible.begin, visible.end);
 
     C dot = 0;
     row.template for_each<C>([&]<int n>(int64_t i, const Values<C, n>& weight, const Values<C, n>& dprobability) {
@@ -147,7 +132,11 @@ __global__ void __launch_bounds__(max_row_threads) differentiate_rows(const Atte
       }
       store_values(dproducts + i, gradient);
     });
-  });
+  };
+  for_each_row<whole ? kept_packs : 0, row_pack<T>>(
+      args.num_matrices * args.seq_len_q, size,
+      std::tuple(static_cast<const T*>(args.weights), static_cast<const C*>(args.dprobabilities)),
+      arrays_of<T>(args.weights, args.dproducts), differentiate);
 }
 
 // Multiplies dproducts by the derivative of the softcap. ALiBi has no part in it.
@@ -190,12 +179,6 @@ __global__ void drop_elements(const AttentionDropoutArgs args) {
   }
 }
 
-template <class T, class Args>
-void launch_matrices(const char* operation, void (*kernel)(Args), const Args& args, const Stream& stream) {
-  const dim3 block = row_block(args.seq_len_k, row_pack<T>);
-  launch_rows(operation, kernel, args.num_matrices * args.seq_len_q, block, stream, args);
-}
-
 constexpr int element_threads = 256;
 
 }  // namespace
@@ -203,7 +186,12 @@ constexpr int element_threads = 256;
 void attention_softmax_forward(const AttentionSoftmaxArgs& args, const Stream& stream) {
   const bool plain = args.softcap == 0 && args.alibi_slopes == nullptr;
   dispatch_floating(args.dtype, "attention_softmax_forward", [&]<class T>() {
-    launch_matrices<T>("attention_softmax_forward", plain ? weigh_rows<T, true> : weigh_rows<T, false>, args, stream);
+    const dim3 block = row_block(args.seq_len_k, row_pack<T>);
+    const bool whole = is_whole(args.seq_len_k, row_pack<T>, block, args.products, args.weights);
+    const auto kernel = plain   ? whole ? weigh_rows<T, true, true> : weigh_rows<T, true, false>
+                          : whole ? weigh_rows<T, false, true>
+                                : weigh_rows<T, false, false>;
+    launch_rows("attention_softmax_forward", kernel, args.num_matrices * args.seq_len_q, block, stream, args);
   });
 }
 
@@ -211,7 +199,10 @@ void attention_softmax_backward(const AttentionSoftmaxGradArgs& args, const Stre
   constexpr const char* name = "attention_softmax_backward";
   const int64_t count = args.num_matrices * args.seq_len_q * args.seq_len_k;
   dispatch_floating(args.dtype, name, [&]<class T>() {
-    launch_matrices<T>(name, differentiate_rows<T>, args, stream);
+    const dim3 block = row_block(args.seq_len_k, row_pack<T>);
+    const bool whole = is_whole(args.seq_len_k, row_pack<T>, block, args.weights, args.dprobabilities, args.dproducts);
+    launch_rows(name, whole ? differentiate_rows<T, true> : differentiate_rows<T, false>,
+                args.num_matrices * args.seq_len_q, block, stream, args);
     if (args.softcap == 0) return;
     launch(name, differentiate_softcap<T>, dim3(grid_size(count, element_threads)), dim3(element_threads), 0, stream,
            args);

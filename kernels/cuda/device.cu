@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "strobe/kernels/cuda/cuda.h"
+#include "strobe/kernels/cuda/indices.h"
 
 namespace strobe::cuda {
 namespace {
@@ -163,6 +164,7 @@ void raw_copy(void* destination, Device destination_device, const void* source, 
   if (destination_device.type == DeviceType::cpu) {
     check_cuda(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToHost, queue), "raw_copy");
     check_cuda(cudaStreamSynchronize(queue), "raw_copy");
+    throw_index_fault(stream);
   } else if (source_device.type == DeviceType::cpu) {
     check_cuda(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyHostToDevice, queue), "raw_copy");
     // Pageable memory has been copied into the driver's buffer by now; page-locked memory is read later.
@@ -186,6 +188,7 @@ void raw_zero(void* pointer, size_t bytes, const Stream& stream) {
 void synchronize(const Stream& stream) {
   const ActiveDevice active(stream.device);
   check_cuda(cudaStreamSynchronize(cuda_stream(stream)), "synchronize");
+  throw_index_fault(stream);
 }
 
 Stream create_stream(Device device) {
@@ -197,6 +200,7 @@ Stream create_stream(Device device) {
 
 void destroy_stream(const Stream& stream) {
   cudaStreamSynchronize(cuda_stream(stream));
+  forget_index_fault(stream);
   cudaStreamDestroy(cuda_stream(stream));
   cudaGetLastError();
 }

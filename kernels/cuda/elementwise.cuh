@@ -2,7 +2,9 @@
 // wherever the addresses allow it.
 #pragma once
 
-#include "strobe/kernels/cuda/cuda.h"
+#include <utility>
+
+#include "strobe/kernels/cuda/packed.cuh"
 
 namespace strobe::cuda {
 
@@ -27,15 +29,6 @@ __device__ inline FullPack<T> load_elements(const T* x, int64_t i, int64_t size,
   return pack;
 }
 
-template <class T>
-__device__ inline void store_elements(T* y, int64_t i, int64_t size, bool packed, const FullPack<T>& pack) {
-  if (packed && i + pack_width<T> <= size) return store_pack<T, pack_width<T>>(y + i, pack);
-#pragma unroll
-  for (int j = 0; j < pack_width<T>; ++j) {
-    if (i + j < size) y[i + j] = pack[j];
-  }
-}
-
 // The first element of pack number `pack` of the `packs` that this thread handles.
 template <class T, int packs>
 __device__ inline int64_t first_element(int pack = 0) {
@@ -47,40 +40,46 @@ unsigned elementwise_grid(int64_t size) {
   return grid_size(size, int64_t{packs} * elementwise_threads * pack_width<T>);
 }
 
-// With one input each thread handles two packs, so that twice the bytes are under way; with more, the registers that
-// takes would keep other threads out.
-template <int inputs>
-inline constexpr int map_packs = inputs == 1 ? 2 : 1;
+inline constexpr int map_packs = 2;  // that a thread handles, so that enough bytes are under way
 
 template <class T, class F, class... Inputs>
 __global__ void __launch_bounds__(elementwise_threads)
     map_kernel(T* y, int64_t size, bool packed, F f, const Inputs*... inputs) {
-  constexpr int packs = map_packs<sizeof...(Inputs)>;
-  const auto apply = [&](int64_t i, const auto&... values) {
-    FullPack<T> result;
+  using A = accumulate_t<T>;
+  constexpr int width = pack_width<T>, count = sizeof...(Inputs);
+  const auto first = [](int pack) { return first_element<T, map_packs>(pack); };
+  if (packed && first(map_packs - 1) + width <= size) {
+    Packed<T, width> packs[map_packs][count + 1];
 #pragma unroll
-    for (int j = 0; j < pack_width<T>; ++j) result[j] = T(f(accumulate_t<T>(values[j])...));
-    store_elements(y, i, size, packed, result);
-  };
-  const int64_t i = first_element<T, packs>();
-  if constexpr (packs == 2) {
-    const int64_t k = first_element<T, packs>(1);
-    if (k < size) {
-      const FullPack<T> first = load_elements(inputs..., i, size, packed);
-      const FullPack<T> second = load_elements(inputs..., k, size, packed);
-      apply(i, first);
-      return apply(k, second);
+    for (int p = 0; p < map_packs; ++p) {
+      int k = 0;
+      (packs[p][k++].load(inputs + first(p)), ...);
     }
+#pragma unroll
+    for (int p = 0; p < map_packs; ++p) {
+      Values<A, width> values[count + 1], result;
+#pragma unroll
+      for (int k = 0; k < count; ++k) values[k] = packs[p][k].template values<A>();
+      [&]<size_t... k>(std::index_sequence<k...>) {
+#pragma unroll
+        for (int j = 0; j < width; ++j) result[j] = f(values[k][j]...);
+      }
+      (std::make_index_sequence<count>());
+      store_values(y + first(p), result);
+    }
+    return;
   }
-  if (i < size) apply(i, load_elements(inputs, i, size, packed)...);
+  for (int p = 0; p < map_packs; ++p) {
+    for (int64_t i = first(p); i < first(p) + width && i < size; ++i) y[i] = T(f(static_cast<A>(inputs[i])...));
+  }
 }
 
 // y[i] = f(inputs[i]...), evaluated in accumulate_t<T>. y may be one of the inputs.
 template <class T, class F, class... Inputs>
 void map(const char* operation, T* y, int64_t size, const Stream& stream, F f, const Inputs*... inputs) {
   static_assert((std::is_same_v<T, Inputs> && ...));
-  launch(operation, map_kernel<T, F, Inputs...>, elementwise_grid<T, map_packs<sizeof...(Inputs)>>(size),
-         elementwise_threads, 0, stream, y, size, aligned_to(16, y, inputs...), f, inputs...);
+  launch(operation, map_kernel<T, F, Inputs...>, elementwise_grid<T, map_packs>(size), elementwise_threads, 0, stream,
+         y, size, aligned_to(16, y, inputs...), f, inputs...);
 }
 
 }  // namespace strobe::cuda

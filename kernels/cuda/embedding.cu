@@ -1,8 +1,11 @@
 // Embedding on CUDA: gathers rows; for the gradient it sorts the rows by their index, keeping their order, and adds
-// each group up.
+// each group up in chunks. Rows whose index is out of range belong to no group.
 #include "strobe/kernels/embedding.h"
 
+#include <algorithm>
+
 #include "strobe/kernels/cuda/elementwise.cuh"
+#include "strobe/kernels/device.h"
 
 namespace strobe::kernels::cuda {
 namespace {
@@ -12,26 +15,29 @@ using namespace strobe::cuda;
 constexpr int threads = 256;
 constexpr int warps = threads / warp_size;
 
+// The index of a row; `vocab` where it is out of range.
 template <class Index>
-__global__ void __launch_bounds__(threads)
-    find_invalid(unsigned long long* position, const Index* indices, int64_t size, int64_t limit, int64_t ignored) {
-  const int64_t step = int64_t{gridDim.x} * threads;
-  for (int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x; i < size; i += step) {
-    const int64_t index = indices[i];
-    if ((index < 0 || index >= limit) && index != ignored) atomicMin(position, static_cast<unsigned long long>(i));
-  }
+__device__ inline int64_t index_of(const Index* indices, int64_t row, int64_t vocab) {
+  const int64_t index = indices[row];
+  return 0 <= index && index < vocab ? index : vocab;
 }
 
 // A thread for each pack of `width` elements of the result.
 template <class T, class Index, int width>
 __global__ void __launch_bounds__(threads)
-    gather(T* out, const T* weight, const Index* indices, int64_t rows, int64_t packs_per_row) {
+    gather(T* out, const T* weight, const Index* indices, int64_t rows, int64_t vocab, int64_t packs_per_row) {
   const int64_t size = rows * packs_per_row;
   const int64_t step = int64_t{gridDim.x} * threads;
   for (int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x; i < size; i += step) {
     const int64_t row = i / packs_per_row;
-    const int64_t source = static_cast<int64_t>(indices[row]) * packs_per_row + (i - row * packs_per_row);
-    store_pack<T, width>(out + i * width, load_pack<T, width>(weight + source * width));
+    const int64_t index = index_of(indices, row, vocab);
+    Pack<T, width> pack;
+    if (index < vocab) {
+      pack = load_pack<T, width>(weight + (index * packs_per_row + (i - row * packs_per_row)) * width);
+    } else {
+      for (int j = 0; j < width; ++j) pack[j] = T(static_cast<accumulate_t<T>>(NAN));
+    }
+    store_pack_global(out + i * width, pack);
   }
 }
 
@@ -41,19 +47,19 @@ constexpr int digits = static_cast<int>(embedding_sort_digits);
 constexpr int rows_per_block = static_cast<int>(embedding_sort_block);
 
 template <class Index>
-__device__ inline int digit_of(const Index* indices, int64_t row, int shift) {
-  return static_cast<int>(static_cast<uint64_t>(indices[row]) >> shift) & (digits - 1);
+__device__ inline int digit_of(const Index* indices, int64_t row, int64_t vocab, int shift) {
+  return static_cast<int>(index_of(indices, row, vocab) >> shift) & (digits - 1);
 }
 
 template <class Index>
 __global__ void __launch_bounds__(digits)
-    count_digits(int64_t* counts, const int64_t* order, const Index* indices, int64_t rows, int shift) {
+    count_digits(int64_t* counts, const int64_t* order, const Index* indices, int64_t rows, int64_t vocab, int shift) {
   __shared__ int own[digits];
   own[threadIdx.x] = 0;
   __syncthreads();
   for (int64_t i = int64_t{blockIdx.x} * rows_per_block + threadIdx.x;
        i < rows && i < (int64_t{blockIdx.x} + 1) * rows_per_block; i += digits) {
-    atomicAdd(&own[digit_of(indices, order != nullptr ? order[i] : i, shift)], 1);
+    atomicAdd(&own[digit_of(indices, order != nullptr ? order[i] : i, vocab, shift)], 1);
   }
   __syncthreads();
   counts[int64_t{threadIdx.x} * gridDim.x + blockIdx.x] = own[threadIdx.x];
@@ -91,7 +97,7 @@ __global__ void __launch_bounds__(1024) sum_before(int64_t* counts, int64_t size
 // in earlier warps of the round and in lower lanes of the warp.
 template <class Index>
 __global__ void __launch_bounds__(threads) place_rows(int64_t* sorted, const int64_t* order, const int64_t* places,
-                                                      const Index* indices, int64_t rows, int shift) {
+                                                      const Index* indices, int64_t rows, int64_t vocab, int shift) {
   static_assert(threads == digits);
   __shared__ int64_t next[digits];
   __shared__ int in_warp[warps][digits];
@@ -103,7 +109,7 @@ __global__ void __launch_bounds__(threads) place_rows(int64_t* sorted, const int
     __syncthreads();
     const int64_t i = int64_t{blockIdx.x} * rows_per_block + round + threadIdx.x;
     const int64_t row = i < rows ? (order != nullptr ? order[i] : i) : 0;
-    const int digit = i < rows ? digit_of(indices, row, shift) : digits;
+    const int digit = i < rows ? digit_of(indices, row, vocab, shift) : digits;
     unsigned same = 0;  // lanes of this warp with the same digit
     for (int other = 0; other < warp_size; ++other) {
       same |= unsigned{__shfl_sync(0xffffffffu, digit, other) == digit} << other;
@@ -121,114 +127,99 @@ __global__ void __launch_bounds__(threads) place_rows(int64_t* sorted, const int
   }
 }
 
-// The first place in the sorted order whose index is at least `index`, found by a whole warp.
-template <class Index>
-__device__ int64_t first_place(const int64_t* order, const Index* indices, int64_t rows, int64_t index) {
-  const int lane = static_cast<int>(threadIdx.x) % warp_size;
-  int64_t low = 0;
-  int64_t high = rows;
-  while (low < high) {
-    const int64_t step = ceil_div(high - low, warp_size);
-    const int64_t probe = low + lane * step;
-    const bool below = probe < high && static_cast<int64_t>(indices[order[probe]]) < index;
-    const int count = __popc(__ballot_sync(0xffffffffu, below));
-    if (count == 0) return low;
-    high = low + count * step < high ? low + count * step : high;
-    low += (count - 1) * step + 1;
-  }
-  return low;
-}
+// A chunk of the sorted rows, of which a thread adds up `width` columns. Groups within the chunk are done; of one that
+// goes on in a neighbouring chunk the sum is left in `partial`, of shape (chunks, 2, dim): that of a group from an
+// earlier chunk in row 0, that of one which begins here in row 1.
+constexpr int chunk_rows = static_cast<int>(embedding_chunk);
 
-template <class T>
-struct Columns {
-  static constexpr int width = 8 / sizeof(T);
-  accumulate_t<T> sum[width] = {};
-
-  // `count` elements from x on, at most `width`.
-  __device__ void add(const T* x, int64_t count) {
-    if (count >= width && reinterpret_cast<uintptr_t>(x) % 8 == 0) {
-      const Pack<T, width> pack = load_pack<T, width>(x);
-#pragma unroll
-      for (int j = 0; j < width; ++j) sum[j] += accumulate_t<T>(pack[j]);
-    } else {
-#pragma unroll
-      for (int j = 0; j < width; ++j) sum[j] += j < count ? accumulate_t<T>(x[j]) : accumulate_t<T>(0);
-    }
-  }
-  __device__ void store(T* y, int64_t count) const {
-#pragma unroll
-    for (int j = 0; j < width; ++j) {
-      if (j < count) y[j] = T(sum[j]);
-    }
-  }
-};
-
-constexpr int64_t long_group = 32;  // rows from which a group gets a block of its own
-
-// A warp for each row of dweight, but for those of long groups.
-template <class T, class Index>
-__global__ void __launch_bounds__(threads) add_short_groups(EmbeddingGradArgs args, const int64_t* order) {
-  const Index* const indices = static_cast<const Index*>(args.indices);
-  const int lane = static_cast<int>(threadIdx.x) % warp_size;
-  const int64_t step = int64_t{gridDim.x} * warps;
-  for (int64_t v = int64_t{blockIdx.x} * warps + threadIdx.x / warp_size; v < args.vocab; v += step) {
-    const int64_t begin = first_place(order, indices, args.rows, v);
-    static_assert(long_group == warp_size);
-    const bool member = begin + lane < args.rows && static_cast<int64_t>(indices[order[begin + lane]]) == v;
-    const unsigned members = __ballot_sync(0xffffffffu, member);
-    if (members == 0xffffffffu) continue;
-    const int64_t end = begin + __popc(members);
-    for (int64_t c = lane * Columns<T>::width; c < args.dim; c += warp_size * Columns<T>::width) {
-      Columns<T> columns;
-      for (int64_t i = begin; i < end; ++i) {
-        columns.add(static_cast<const T*>(args.dout) + order[i] * args.dim + c, args.dim - c);
-      }
-      columns.store(static_cast<T*>(args.dweight) + v * args.dim + c, args.dim - c);
-    }
-  }
-}
-
-// A group of at least long_group rows covers a place that is a multiple of it; the block of the first such place adds
-// the group up, each warp taking every `warps`-th row.
-template <class T, class Index>
-__global__ void __launch_bounds__(threads) add_long_groups(EmbeddingGradArgs args, const int64_t* order) {
+template <class T, class Index, int width>
+__global__ void __launch_bounds__(threads)
+    add_chunks(EmbeddingGradArgs args, const int64_t* order, accumulate_t<T>* partial) {
   using A = accumulate_t<T>;
-  constexpr int width = Columns<T>::width;
-  __shared__ A sums[warps][warp_size * width];
+  constexpr int loads = 8;  // under way at a time
+  static_assert(chunk_rows % loads == 0 && chunk_rows <= threads);
+  __shared__ int64_t rows[chunk_rows], index[chunk_rows + 2];  // index[i + 1] is that of place i of the chunk
   const Index* const indices = static_cast<const Index*>(args.indices);
-  const int lane = static_cast<int>(threadIdx.x) % warp_size;
-  const int warp = static_cast<int>(threadIdx.x) / warp_size;
-  for (int64_t place = int64_t{blockIdx.x} * long_group; place < args.rows; place += int64_t{gridDim.x} * long_group) {
-    const int64_t v = static_cast<int64_t>(indices[order[place]]);
-    const auto belongs = [&](int64_t other) {
-      return other >= 0 && other < args.rows && static_cast<int64_t>(indices[order[other]]) == v;
-    };
-    // A long group whose first multiple this is reaches half its length to one side or the other.
-    if (!belongs(place - long_group / 2) && !belongs(place + long_group / 2)) continue;
-    const int64_t begin = first_place(order, indices, args.rows, v);
-    if (place - begin >= long_group) continue;
-    const int64_t end = first_place(order, indices, args.rows, v + 1);
-    if (end - begin < long_group) continue;
-    for (int64_t first = int64_t{blockIdx.y} * warp_size * width; first < args.dim;
-         first += int64_t{gridDim.y} * warp_size * width) {
-      const int64_t c = first + lane * width;
-      Columns<T> columns;
-      if (c < args.dim) {
-#pragma unroll 4
-        for (int64_t i = begin + warp; i < end; i += warps) {
-          columns.add(static_cast<const T*>(args.dout) + order[i] * args.dim + c, args.dim - c);
+  const int64_t tiles = ceil_div(args.dim, blockDim.x * width);
+  const int64_t tasks = ceil_div(args.rows, chunk_rows) * tiles;
+  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const int64_t chunk = task / tiles, column = (task % tiles * blockDim.x + threadIdx.x) * width;
+    const int64_t first = chunk * chunk_rows;
+    __syncthreads();  // the chunk before has been read
+    for (int i = static_cast<int>(threadIdx.x) - 1; i <= chunk_rows; i += static_cast<int>(blockDim.x)) {
+      const int64_t place = first + i;
+      const bool exists = place >= 0 && place < args.rows;
+      const int64_t row = exists ? order[place] : 0;
+      index[i + 1] = exists ? index_of(indices, row, args.vocab) : args.vocab;
+      if (i >= 0 && i < chunk_rows) rows[i] = row;
+    }
+    __syncthreads();
+    if (column >= args.dim) continue;
+    A sum[width] = {};
+    bool from_before = index[0] == index[1];
+    for (int i = 0; i < chunk_rows && index[i + 1] < args.vocab; i += loads) {
+      Pack<T, width> packs[loads];
+#pragma unroll
+      for (int k = 0; k < loads; ++k) {
+        if (index[i + k + 1] < args.vocab) {
+          packs[k] = load_pack<T, width>(static_cast<const T*>(args.dout) + rows[i + k] * args.dim + column);
         }
       }
-      __syncthreads();  // the sums of the columns before have been read
 #pragma unroll
-      for (int j = 0; j < width; ++j) sums[warp][lane * width + j] = columns.sum[j];
-      __syncthreads();
-      for (int t = static_cast<int>(threadIdx.x); t < warp_size * width && first + t < args.dim; t += threads) {
-        A total = 0;
-        for (int w = 0; w < warps; ++w) total += sums[w][t];
-        static_cast<T*>(args.dweight)[v * args.dim + first + t] = T(total);
+      for (int k = 0; k < loads; ++k) {
+        const int64_t own = index[i + k + 1], next = index[i + k + 2];
+        if (own == args.vocab) break;
+#pragma unroll
+        for (int j = 0; j < width; ++j) sum[j] += A(packs[k][j]);
+        const bool goes_on = next == own;
+        if (goes_on && i + k + 1 < chunk_rows) continue;
+        if (from_before || goes_on) {
+          A* const target = partial + (2 * chunk + (from_before ? 0 : 1)) * args.dim + column;
+#pragma unroll
+          for (int j = 0; j < width; ++j) target[j] = sum[j];
+        } else {
+          Pack<T, width> result;
+#pragma unroll
+          for (int j = 0; j < width; ++j) result[j] = T(sum[j]);
+          store_pack<T, width>(static_cast<T*>(args.dweight) + own * args.dim + column, result);
+        }
+        from_before = false;
+#pragma unroll
+        for (int j = 0; j < width; ++j) sum[j] = 0;
       }
     }
+  }
+}
+
+// Adds up the partial sums of a group; the chunk in which it begins does.
+template <class T, class Index>
+__global__ void __launch_bounds__(threads)
+    add_partial_sums(EmbeddingGradArgs args, const int64_t* order, const accumulate_t<T>* partial) {
+  using A = accumulate_t<T>;
+  const Index* const indices = static_cast<const Index*>(args.indices);
+  const int lane = static_cast<int>(threadIdx.x) % warp_size;
+  const int64_t chunks = ceil_div(args.rows, chunk_rows), tiles = ceil_div(args.dim, threads);
+  const auto index_at = [&](int64_t place) { return index_of(indices, order[place], args.vocab); };
+  for (int64_t task = blockIdx.x; task < (chunks - 1) * tiles; task += gridDim.x) {
+    const int64_t chunk = task / tiles;
+    const int64_t first = chunk * chunk_rows;
+    const int64_t own = index_at(first + chunk_rows - 1);
+    if (own == args.vocab || index_at(first + chunk_rows) != own) continue;
+    if (first > 0 && index_at(first - 1) == own) continue;  // began in an earlier chunk
+    // The group reaches into all following chunks whose first row belongs to it.
+    int64_t end = chunk + 1;
+    while (true) {
+      const bool reached = end + lane < chunks && index_at((end + lane) * chunk_rows) == own;
+      const unsigned lanes = __ballot_sync(0xffffffffu, reached);
+      end += __popc(lanes);
+      if (lanes != 0xffffffffu) break;
+    }
+    const int64_t column = task % tiles * threads + threadIdx.x;
+    if (column >= args.dim) continue;
+    A sum = partial[(2 * chunk + 1) * args.dim + column];
+#pragma unroll 8
+    for (int64_t other = chunk + 1; other < end; ++other) sum += partial[2 * other * args.dim + column];
+    static_cast<T*>(args.dweight)[own * args.dim + column] = T(sum);
   }
 }
 
@@ -241,12 +232,12 @@ const int64_t* sort_rows(const EmbeddingGradArgs& args, const Stream& stream) {
   int64_t* const counts = other + args.rows;
   const int64_t blocks = ceil_div(args.rows, rows_per_block);
   const int64_t* order = nullptr;
-  for (int shift = 0; shift == 0 || (shift < 63 && (args.vocab - 1) >> shift > 0); shift += 8) {
+  for (int shift = 0; shift == 0 || (shift < 63 && args.vocab >> shift > 0); shift += 8) {
     launch("embedding", count_digits<Index>, grid_size(blocks, 1), digits, 0, stream, counts, order, indices, args.rows,
-           shift);
+           args.vocab, shift);
     launch("embedding", sum_before, 1, 1024, 0, stream, counts, blocks * digits);
     launch("embedding", place_rows<Index>, grid_size(blocks, 1), threads, 0, stream, sorted, order, counts, indices,
-           args.rows, shift);
+           args.rows, args.vocab, shift);
     order = sorted;
     std::swap(sorted, other);
   }
@@ -254,17 +245,6 @@ const int64_t* sort_rows(const EmbeddingGradArgs& args, const Stream& stream) {
 }
 
 }  // namespace
-
-void find_invalid_index(const FindInvalidIndexArgs& args, const Stream& stream) {
-  const ActiveDevice active(stream.device);
-  // All bits set is -1, and the largest of the unsigned numbers, of which the kernel takes the least.
-  check_cuda(cudaMemsetAsync(args.position, 0xff, sizeof(int64_t), cuda_stream(stream)), "find_invalid_index");
-  dispatch_index(args.index_dtype, "find_invalid_index", [&]<class Index>() {
-    launch("find_invalid_index", find_invalid<Index>, grid_size(args.size, threads), threads, 0, stream,
-           reinterpret_cast<unsigned long long*>(args.position), static_cast<const Index*>(args.indices), args.size,
-           args.limit, args.ignore_index);
-  });
-}
 
 void embedding_forward(const EmbeddingArgs& args, const Stream& stream) {
   dispatch_floating(args.dtype, "embedding", [&]<class T>() {
@@ -274,23 +254,33 @@ void embedding_forward(const EmbeddingArgs& args, const Stream& stream) {
       const Index* const indices = static_cast<const Index*>(args.indices);
       if (constexpr int width = pack_width<T>; args.dim % width == 0 && aligned_to(16, out, weight)) {
         launch("embedding", gather<T, Index, width>, grid_size(args.rows * (args.dim / width), threads), threads, 0,
-               stream, out, weight, indices, args.rows, args.dim / width);
+               stream, out, weight, indices, args.rows, args.vocab, args.dim / width);
       } else {
         launch("embedding", gather<T, Index, 1>, grid_size(args.rows * args.dim, threads), threads, 0, stream, out,
-               weight, indices, args.rows, args.dim);
+               weight, indices, args.rows, args.vocab, args.dim);
       }
     });
   });
 }
 
 void embedding_backward(const EmbeddingGradArgs& args, const Stream& stream) {
+  strobe::cuda::raw_zero(args.dweight, static_cast<size_t>(args.vocab * args.dim) * size_of(args.dtype), stream);
   dispatch_floating(args.dtype, "embedding", [&]<class T>() {
     dispatch_index(args.index_dtype, "embedding", [&]<class Index>() {
       const int64_t* const order = sort_rows<Index>(args, stream);
-      launch("embedding", add_short_groups<T, Index>, grid_size(args.vocab, warps), threads, 0, stream, args, order);
-      const int64_t tiles = ceil_div(args.dim, warp_size * Columns<T>::width);
-      const dim3 grid(grid_size(args.rows, long_group), static_cast<unsigned>(tiles < 65535 ? tiles : 65535));
-      launch("embedding", add_long_groups<T, Index>, grid, threads, 0, stream, args, order);
+      const int64_t blocks = ceil_div(args.rows, rows_per_block), chunks = ceil_div(args.rows, chunk_rows);
+      auto* const partial =
+          reinterpret_cast<accumulate_t<T>*>(static_cast<int64_t*>(args.workspace) + 2 * args.rows + blocks * digits);
+      const auto grid = [&](int64_t columns) { return grid_size(chunks * ceil_div(args.dim, columns), 1); };
+      constexpr int width = 8 / sizeof(T);
+      if (args.dim % width == 0 && aligned_to(8, args.dout, args.dweight)) {
+        const int block =
+            static_cast<int>(std::min<int64_t>(ceil_div(args.dim, width * warp_size) * warp_size, threads));
+        launch("embedding", add_chunks<T, Index, width>, grid(block * width), block, 0, stream, args, order, partial);
+      } else {
+        launch("embedding", add_chunks<T, Index, 1>, grid(threads), threads, 0, stream, args, order, partial);
+      }
+      launch("embedding", add_partial_sums<T, Index>, grid(threads), threads, 0, stream, args, order, partial);
     });
   });
 }

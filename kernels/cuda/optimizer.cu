@@ -70,6 +70,8 @@ struct SgdItem {
         momentum(static_cast<A>(args.momentum)),
         decay(static_cast<A>(own.weight_decay)) {}
 
+  __device__ void leave_out() const {}
+  __device__ void correct_bias() {}
   __device__ A update(A value, A g, A (&own)[states]) const {
     own[0] = momentum * own[0] + (g + decay * value);
     return value - rate * own[0];
@@ -86,6 +88,9 @@ struct AdamWItem {
   A* master;
   int64_t size;
   A beta1, rest1, beta2, rest2, rate, root_scale, eps, decay;
+  int64_t step;
+  int64_t* skipped;
+  double learning_rate, betas[2];
 
   AdamWItem() = default;
   AdamWItem(const AdamWArgs& args, const AdamWParameter& own)
@@ -98,10 +103,33 @@ struct AdamWItem {
         rest1(static_cast<A>(1 - args.beta1)),
         beta2(static_cast<A>(args.beta2)),
         rest2(static_cast<A>(1 - args.beta2)),
-        rate(static_cast<A>(args.learning_rate / (1 - std::pow(args.beta1, static_cast<double>(own.step))))),
-        root_scale(static_cast<A>(1 / std::sqrt(1 - std::pow(args.beta2, static_cast<double>(own.step))))),
         eps(static_cast<A>(args.eps)),
-        decay(static_cast<A>(args.learning_rate * own.weight_decay)) {}
+        decay(static_cast<A>(args.learning_rate * own.weight_decay)),
+        step(own.step),
+        skipped(own.skipped),
+        learning_rate(args.learning_rate),
+        betas{args.beta1, args.beta2} {
+    set_bias_correction(step);
+  }
+
+  __host__ __device__ void set_bias_correction(int64_t updates) {
+    const double t = static_cast<double>(updates);
+    rate = static_cast<A>(learning_rate / (1 - ::pow(betas[0], t)));
+    root_scale = static_cast<A>(1 / ::sqrt(1 - ::pow(betas[1], t)));
+  }
+  __device__ void leave_out() const { ++*skipped; }
+  // The host counts all steps; it does not know which ones were left out. All threads of the block must call it.
+  __device__ void correct_bias() {
+    if (skipped == nullptr || *skipped == 0) return;
+    __shared__ A corrected[2];
+    if (threadIdx.x == 0) {
+      set_bias_correction(step - *skipped);
+      corrected[0] = rate, corrected[1] = root_scale;
+    }
+    __syncthreads();
+    rate = corrected[0], root_scale = corrected[1];
+    __syncthreads();
+  }
 
   __device__ A update(A value, A g, A (&own)[states]) const {
     own[0] = beta1 * own[0] + rest1 * g;
@@ -111,12 +139,12 @@ struct AdamWItem {
 };
 
 template <class T, class Item>
-__device__ void update_element(const Item& item, int64_t i) {
+__device__ void update_element(const Item& item, int64_t i, accumulate_t<T> factor) {
   using A = accumulate_t<T>;
   A own[Item::states];
   for (int k = 0; k < Item::states; ++k) own[k] = item.state[k] != nullptr ? item.state[k][i] : A(0);
   const A value = item.master != nullptr ? item.master[i] : A(item.parameter[i]);
-  const A updated = item.update(value, A(item.gradient[i]), own);
+  const A updated = item.update(value, A(item.gradient[i]) * factor, own);
   for (int k = 0; k < Item::states; ++k) {
     if (item.state[k] != nullptr) item.state[k][i] = own[k];
   }
@@ -125,13 +153,20 @@ __device__ void update_element(const Item& item, int64_t i) {
 }
 
 template <class T, class Item>
-__global__ void __launch_bounds__(threads) update_parts(const __grid_constant__ Batch<Item> batch) {
+__global__ void __launch_bounds__(threads)
+    update_parts(const __grid_constant__ Batch<Item> batch, const double* grad_factor) {
   using A = accumulate_t<T>;
   constexpr int n = width<T>;
+  const A factor = static_cast<A>(grad_factor != nullptr ? *grad_factor : 1);
   for (int64_t part = blockIdx.x; part < batch.parts; part += gridDim.x) {
     const int array = batch.array_of(part);
-    const Item& item = batch.items[array];
+    Item item = batch.items[array];
     const int64_t begin = (part - batch.first_part[array]) * update_part;
+    if (!isfinite(factor)) {
+      if (begin == 0 && threadIdx.x == 0) item.leave_out();
+      continue;
+    }
+    item.correct_bias();
     const int64_t end = begin + update_part < item.size ? begin + update_part : item.size;
     bool packed = reinterpret_cast<uintptr_t>(item.parameter) % 16 == 0 &&
                   reinterpret_cast<uintptr_t>(item.gradient) % 16 == 0 &&
@@ -139,7 +174,7 @@ __global__ void __launch_bounds__(threads) update_parts(const __grid_constant__ 
     for (A* state : item.state) packed = packed && reinterpret_cast<uintptr_t>(state) % 16 == 0;
     for (int64_t i = begin + int64_t{threadIdx.x} * n; i < end; i += threads * n) {
       if (!packed || i + n > end) {
-        for (int64_t j = i; j < i + n && j < end; ++j) update_element<T>(item, j);
+        for (int64_t j = i; j < i + n && j < end; ++j) update_element<T>(item, j, factor);
         continue;
       }
       const Pack<T, n> gradient = load_pack<T, n>(item.gradient + i);
@@ -159,7 +194,7 @@ __global__ void __launch_bounds__(threads) update_parts(const __grid_constant__ 
       for (int j = 0; j < n; ++j) {
         A own[Item::states];
         for (int k = 0; k < Item::states; ++k) own[k] = states[k][j];
-        value[j] = item.update(value[j], A(gradient[j]), own);
+        value[j] = item.update(value[j], A(gradient[j]) * factor, own);
         for (int k = 0; k < Item::states; ++k) states[k][j] = own[k];
         rounded[j] = T(value[j]);
       }
@@ -207,7 +242,7 @@ void update_all(const char* name, const Args& args, const Stream& stream) {
           batch.add(Item(args, own), ceil_div(own.size, update_part));
         },
         [&](const Batch<Item>& batch) {
-          launch(name, update_parts<T, Item>, grid_size(batch.parts, 1), threads, 0, stream, batch);
+          launch(name, update_parts<T, Item>, grid_size(batch.parts, 1), threads, 0, stream, batch, args.grad_factor);
         });
   });
 }
@@ -273,6 +308,16 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
+__global__ void __launch_bounds__(1024) sum_of_parts(const ClipFactorArgs args) {
+  double total = 0;
+#pragma unroll 4
+  for (int64_t i = threadIdx.x; i < args.count; i += blockDim.x) total += args.parts[i];
+  total = block_sum(total);
+  if (threadIdx.x == 0) finish_clip_factor(args, total);
+}
+
+__global__ void adapt(const LossScaleArgs args) { finish_loss_scale(args); }
+
 }  // namespace
 
 void sgd_step(const SgdArgs& args, const Stream& stream) { update_all<SgdItem>("sgd_step", args, stream); }
@@ -293,6 +338,14 @@ void sum_squares(const SumSquaresArgs& args, const Stream& stream) {
           launch("sum_squares", sum_parts<T>, grid_size(batch.parts, 1), threads, 0, stream, batch);
         });
   });
+}
+
+void clip_factor(const ClipFactorArgs& args, const Stream& stream) {
+  launch("clip_factor", sum_of_parts, 1, 1024, 0, stream, args);
+}
+
+void adapt_loss_scale(const LossScaleArgs& args, const Stream& stream) {
+  launch("adapt_loss_scale", adapt, 1, 1, 0, stream, args);
 }
 
 void scale(const ScaleArgs& args, const Stream& stream) {

@@ -1,6 +1,8 @@
 // Elementwise kernels on CUDA: walks over memory, filled in by the functors of the op list.
 #include "strobe/kernels/pointwise.h"
 
+#include <algorithm>
+
 #include "strobe/kernels/convert.h"
 #include "strobe/kernels/cuda/elementwise.cuh"
 #include "strobe/kernels/cuda/strided.cuh"
@@ -64,19 +66,33 @@ template <class T, class Functor>
 __global__ void __launch_bounds__(elementwise_threads)
     binary_packs(T* out, Operand<T> a, Operand<T> b, StridedLayout<2> layout) {
   using A = accumulate_t<T>;
-  const int64_t i = first_element<T, 1>();
-  if (i >= layout.size) return;
-  const int64_t count = layout.size - i < pack_width<T> ? layout.size - i : pack_width<T>;
-  const auto offsets = layout.offsets(i);
-  FullPack<T> a_pack{}, b_pack{}, result;
-  if (a.data != nullptr) a_pack = load_operand(a, offsets.of[0], count);
-  if (b.data != nullptr) b_pack = load_operand(b, offsets.of[1], count);
+  FullPack<T> a_pack[map_packs]{}, b_pack[map_packs]{};
+  const auto first = [](int pack) { return first_element<T, map_packs>(pack); };
+  const auto count = [&](int pack) {
+    const int64_t left = layout.size - first(pack);
+    return left < pack_width<T> ? left : pack_width<T>;
+  };
 #pragma unroll
-  for (int j = 0; j < pack_width<T>; ++j) {
-    result[j] =
-        T(Functor::forward(a.data != nullptr ? A(a_pack[j]) : a.number, b.data != nullptr ? A(b_pack[j]) : b.number));
+  for (int pack = 0; pack < map_packs; ++pack) {
+    if (count(pack) <= 0) break;
+    const auto offsets = layout.offsets(first(pack));
+    if (a.data != nullptr) a_pack[pack] = load_operand(a, offsets.of[0], count(pack));
+    if (b.data != nullptr) b_pack[pack] = load_operand(b, offsets.of[1], count(pack));
   }
-  store_elements(out, i, layout.size, true, result);
+#pragma unroll
+  for (int pack = 0; pack < map_packs; ++pack) {
+    Values<A, pack_width<T>> result;
+#pragma unroll
+    for (int j = 0; j < pack_width<T>; ++j) {
+      result[j] = Functor::forward(a.data != nullptr ? A(a_pack[pack][j]) : a.number,
+                                   b.data != nullptr ? A(b_pack[pack][j]) : b.number);
+    }
+    if (count(pack) == pack_width<T>) {
+      store_values(out + first(pack), result);
+    } else {
+      for (int j = 0; j < count(pack); ++j) out[first(pack) + j] = T(result[j]);
+    }
+  }
 }
 
 template <class T, class Functor>
@@ -92,6 +108,23 @@ __global__ void __launch_bounds__(elementwise_threads)
 }
 
 template <class Functor>
+struct OfBoth {
+  template <class A>
+  __device__ A operator()(A a, A b) const {
+    return Functor::forward(a, b);
+  }
+};
+
+// The operation with a number on one side.
+template <class Functor, class A, bool number_first>
+struct WithNumber {
+  A number;
+  __device__ A operator()(A x) const {
+    return number_first ? Functor::forward(number, x) : Functor::forward(x, number);
+  }
+};
+
+template <class Functor>
 void binary(const BinaryArgs& args, const char* name, const Stream& stream) {
   dispatch_floating(args.dtype, name, [&]<class T>() {
     using A = accumulate_t<T>;
@@ -101,10 +134,18 @@ void binary(const BinaryArgs& args, const char* name, const Stream& stream) {
     const Operand<T> a{static_cast<const T*>(args.a), A(args.scalar), layout.inner_stride(0) == 0};
     const Operand<T> b{static_cast<const T*>(args.b), A(args.scalar), layout.inner_stride(1) == 0};
     constexpr int width = pack_width<T>;
-    if (layout.has_packs(0, width) && layout.has_packs(1, width) && aligned_to(16, out) &&
-        (a.repeated || aligned_to(16, a.data)) && (b.repeated || aligned_to(16, b.data))) {
-      launch(name, binary_packs<T, Functor>, elementwise_grid<T, 1>(layout.size), elementwise_threads, 0, stream, out,
-             a, b, layout);
+    const bool plain = layout.rank == 1 && (a.data == nullptr || layout.inner_stride(0) == 1) &&
+                       (b.data == nullptr || layout.inner_stride(1) == 1);
+    if (plain && a.data == nullptr) {
+      map(name, out, layout.size, stream, WithNumber<Functor, A, true>{a.number}, b.data);
+    } else if (plain && b.data == nullptr) {
+      map(name, out, layout.size, stream, WithNumber<Functor, A, false>{b.number}, a.data);
+    } else if (plain) {
+      map(name, out, layout.size, stream, OfBoth<Functor>(), a.data, b.data);
+    } else if (layout.has_packs(0, width) && layout.has_packs(1, width) && aligned_to(16, out) &&
+               (a.repeated || aligned_to(16, a.data)) && (b.repeated || aligned_to(16, b.data))) {
+      launch(name, binary_packs<T, Functor>, elementwise_grid<T, map_packs>(layout.size), elementwise_threads, 0,
+             stream, out, a, b, layout);
     } else {
       launch(name, binary_elements<T, Functor>, grid_size(layout.size, elementwise_threads), elementwise_threads, 0,
              stream, out, a, b, layout);
@@ -112,7 +153,7 @@ void binary(const BinaryArgs& args, const char* name, const Stream& stream) {
   });
 }
 
-constexpr int packs_per_thread = 2;  // of a copy, so that twice the bytes are under way
+constexpr int packs_per_thread = 4;  // of a copy, so that enough bytes are under way
 
 // Converts `width` elements at a time, which lie one behind the other in both arrays.
 template <class To, class From, int width>
@@ -134,7 +175,7 @@ __global__ void __launch_bounds__(elementwise_threads) copy_packs(To* dst, const
       Pack<To, width> to;
 #pragma unroll
       for (int j = 0; j < width; ++j) to[j] = convert<To>(from[pack][j]);
-      store_pack<To, width>(dst + offsets[pack].of[0], to);
+      store_pack_global(dst + offsets[pack].of[0], to);
     } else {  // the end of an array without gaps
       for (int j = 0; first(pack) + j < layout.size; ++j) {
         dst[offsets[pack].of[0] + j] = convert<To>(src[offsets[pack].of[1] + j]);
@@ -153,6 +194,41 @@ __global__ void __launch_bounds__(elementwise_threads)
   }
 }
 
+// A copy whose elements are neighbours along one axis in dst and along another in src, such as a transposition: a block
+// reads a square of both axes along src's and writes it along dst's.
+constexpr int square = 64, square_rows = elementwise_threads / square;
+
+struct Squares {
+  int64_t along_dst, along_src;    // sizes of the two axes
+  int64_t dst_stride, src_stride;  // of dst along src's axis, of src along dst's axis
+};
+
+template <class To, class From>
+__global__ void __launch_bounds__(elementwise_threads)
+    copy_squares(To* dst, const From* src, Squares squares, StridedLayout<2> others) {
+  __shared__ To tile[square][square + 4 / sizeof(To) + (sizeof(To) > 4)];
+  const int64_t wide = ceil_div(squares.along_dst, square), high = ceil_div(squares.along_src, square);
+  const int x = static_cast<int>(threadIdx.x) % square, y = static_cast<int>(threadIdx.x) / square;
+  for (int64_t task = blockIdx.x; task < others.size * wide * high; task += gridDim.x) {
+    const auto offsets = others.offsets(task / (wide * high));
+    const int64_t i = task % wide * square, j = task / wide % high * square;  // along dst, along src
+    const int width = static_cast<int>(std::min<int64_t>(squares.along_dst - i, square));
+    const int height = static_cast<int>(std::min<int64_t>(squares.along_src - j, square));
+    const From* from = src + offsets.of[1] + (i + y) * squares.src_stride + j + x;
+    To* to = dst + offsets.of[0] + (j + y) * squares.dst_stride + i + x;
+    __syncthreads();  // the square before has been written
+#pragma unroll
+    for (int k = 0; k < square; k += square_rows, from += square_rows * squares.src_stride) {
+      if (k + y < width && x < height) tile[k + y][x] = convert<To>(*from);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < square; k += square_rows, to += square_rows * squares.dst_stride) {
+      if (k + y < height && x < width) *to = tile[x][k + y];
+    }
+  }
+}
+
 template <class To, class From>
 void copy_strided(const CopyArgs& args, const Stream& stream) {
   const StridedLayout<2> layout(args.rank, args.sizes, {args.dst_strides, args.src_strides});
@@ -164,6 +240,14 @@ void copy_strided(const CopyArgs& args, const Stream& stream) {
       layout.has_packs(1, width) && aligned_to(16, dst, src)) {
     launch("copy", copy_packs<To, From, width>, grid_size(layout.size, packs_per_thread * elementwise_threads * width),
            elementwise_threads, 0, stream, dst, src, layout);
+  } else if (const int other = layout.axis_of_neighbours(1);
+             layout.inner_stride(0) == 1 && other >= 0 && other != layout.rank - 1 &&
+             std::min(layout.inner_size(), layout.sizes[other]) >= square / 4) {
+    const Squares squares{layout.inner_size(), layout.sizes[other], layout.strides[other][0], layout.inner_stride(1)};
+    const StridedLayout<2> others = layout.without(other).without(layout.rank - 2);
+    const int64_t tasks = others.size * ceil_div(squares.along_dst, square) * ceil_div(squares.along_src, square);
+    launch("copy", copy_squares<To, From>, grid_size(tasks, 1), elementwise_threads, 0, stream, dst, src, squares,
+           others);
   } else {
     launch("copy", copy_elements<To, From>, grid_size(layout.size, elementwise_threads), elementwise_threads, 0, stream,
            dst, src, layout);
@@ -174,13 +258,6 @@ template <class A>
 struct Constant {
   A value;
   __device__ A operator()() const { return value; }
-};
-
-struct Sum {
-  template <class A>
-  __device__ A operator()(A a, A b) const {
-    return a + b;
-  }
 };
 
 }  // namespace
@@ -201,7 +278,8 @@ void copy(const CopyArgs& args, const Stream& stream) {
 void accumulate(const AccumulateArgs& args, const Stream& stream) {
   dispatch_floating(args.dtype, "accumulate", [&]<class T>() {
     T* const dst = static_cast<T*>(args.dst);
-    map("accumulate", dst, args.size, stream, Sum(), static_cast<const T*>(dst), static_cast<const T*>(args.src));
+    map("accumulate", dst, args.size, stream, OfBoth<Add>(), static_cast<const T*>(dst),
+        static_cast<const T*>(args.src));
   });
 }
 

@@ -56,30 +56,39 @@ void fill_by(const char* name, const Args& args, const Stream& stream, F f) {
   });
 }
 
-// A thread for the four elements of a Philox call.
+// Elements that a thread takes at a time: those of whole Philox calls, of which each decides for four, and of whole
+// packs.
+template <class T>
+inline constexpr int unit = pack_width<T> < 4 ? 4 : pack_width<T>;
+constexpr int units = 2;  // of a thread, so that enough bytes are under way
+
 template <class T>
 __global__ void __launch_bounds__(threads) drop(T* y, const T* x, int64_t size, bool packed, uint32_t threshold,
                                                 accumulate_t<T> scale, uint64_t seed, uint64_t offset) {
   using A = accumulate_t<T>;
-  constexpr int width = 16 / static_cast<int>(sizeof(T)) < 4 ? 16 / static_cast<int>(sizeof(T)) : 4;
-  const int64_t step = int64_t{gridDim.x} * threads;
-  for (int64_t call = int64_t{blockIdx.x} * threads + threadIdx.x; 4 * call < size; call += step) {
-    const PhiloxCounter words = philox_at(seed, offset, static_cast<uint64_t>(call));
-    const auto kept = [&](T value, size_t word) { return T(words[word] >= threshold ? A(value) * scale : A(0)); };
-    const int64_t first = 4 * call;
-    if (packed && first + 4 <= size) {
+  const auto first = [](int u) { return ((int64_t{blockIdx.x} * units + u) * threads + threadIdx.x) * unit<T>; };
+  const auto kept = [&](A value, uint32_t word) { return word >= threshold ? value * scale : A(0); };
+  if (packed && first(units - 1) + unit<T> <= size) {
+    Packed<T, unit<T>> loaded[units];
 #pragma unroll
-      for (int part = 0; part < 4; part += width) {
-        Pack<T, width> pack = load_pack<T, width>(x + first + part);
+    for (int u = 0; u < units; ++u) loaded[u].load(x + first(u));
 #pragma unroll
-        for (int j = 0; j < width; ++j) pack[j] = kept(pack[j], static_cast<size_t>(part + j));
-        store_pack<T, width>(y + first + part, pack);
+    for (int u = 0; u < units; ++u) {
+      Values<A, unit<T>> values = loaded[u].template values<A>();
+#pragma unroll
+      for (int j = 0; j < unit<T>; j += 4) {
+        const PhiloxCounter words = philox_at(seed, offset, static_cast<uint64_t>((first(u) + j) / 4));
+#pragma unroll
+        for (int k = 0; k < 4; ++k) values[j + k] = kept(values[j + k], words[static_cast<size_t>(k)]);
       }
-    } else {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (first + j < size) y[first + j] = kept(x[first + j], static_cast<size_t>(j));
-      }
+      store_values(y + first(u), values);
+    }
+    return;
+  }
+  for (int u = 0; u < units; ++u) {
+    for (int64_t i = first(u); i < first(u) + unit<T> && i < size; ++i) {
+      const PhiloxCounter words = philox_at(seed, offset, static_cast<uint64_t>(i / 4));
+      y[i] = T(kept(A(x[i]), words[static_cast<size_t>(i % 4)]));
     }
   }
 }
@@ -99,7 +108,7 @@ void dropout(const DropoutArgs& args, const Stream& stream) {
     T* const y = static_cast<T*>(args.y);
     const T* const x = static_cast<const T*>(args.x);
     const uint32_t threshold = static_cast<uint32_t>(std::fmin(std::round(args.p * 0x1p32), 0x1p32 - 1));
-    launch("dropout", drop<T>, grid_size(args.size, 4 * threads), threads, 0, stream, y, x, args.size,
+    launch("dropout", drop<T>, grid_size(args.size, units * threads * unit<T>), threads, 0, stream, y, x, args.size,
            aligned_to(16, y, x), threshold, static_cast<accumulate_t<T>>(1 / (1 - args.p)), args.seed, args.offset);
   });
 }

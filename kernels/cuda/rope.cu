@@ -1,7 +1,7 @@
 // Rotary position embedding on CUDA.
 #include "strobe/kernels/rope.h"
 
-#include "strobe/kernels/cuda/cuda.h"
+#include "strobe/kernels/cuda/packed.cuh"
 
 namespace strobe::kernels::cuda {
 namespace {
@@ -10,6 +10,18 @@ using namespace strobe::cuda;
 
 constexpr int threads = 256;
 constexpr int most_pairs = 128;  // whose cosines and sines a block holds at once
+
+// One value or a whole pack.
+template <class A, int width, class T>
+__device__ inline Values<A, width> load_run(const T* address) {
+  if constexpr (width == 1) {
+    return {static_cast<A>(*address)};
+  } else {
+    Packed<T, width> packed;
+    packed.load(address);
+    return packed.template values<A>();
+  }
+}
 
 // Each block turns a share of the sequences and heads at one position, so that one evaluation of the angles serves
 // many. A thread turns `width` neighbouring pairs at a time.
@@ -38,6 +50,7 @@ __global__ void __launch_bounds__(threads) rotate(RopeArgs args) {
       const int own = static_cast<int>(threadIdx.x) / lanes;
       if (own >= vectors_at_a_time) continue;
       const int64_t step = int64_t{gridDim.y} * vectors_at_a_time;
+#pragma unroll 2
       for (int64_t vector = int64_t{blockIdx.y} * vectors_at_a_time + own; vector < vectors; vector += step) {
         const int64_t b = vectors <= 0xffffffff ? static_cast<uint32_t>(vector) / static_cast<uint32_t>(args.num_heads)
                                                 : vector / args.num_heads;
@@ -46,17 +59,15 @@ __global__ void __launch_bounds__(threads) rotate(RopeArgs args) {
                            head * args.x_head_stride + first;
         T* const y = static_cast<T*>(args.y) + ((b * args.seq_len + s) * args.num_heads + head) * args.head_dim + first;
         for (int i = static_cast<int>(threadIdx.x) % lanes * width; i < pairs; i += lanes * width) {
-          Pack<T, width> low = load_pack<T, width>(x + i);
-          Pack<T, width> high = load_pack<T, width>(x + i + half);
+          const Values<A, width> low = load_run<A, width>(x + i), high = load_run<A, width>(x + i + half);
+          Values<A, width> turned_low, turned_high;
 #pragma unroll
           for (int j = 0; j < width; ++j) {
-            const A x1 = A(low[j]);
-            const A x2 = A(high[j]);
-            low[j] = T(x1 * cosine[i + j] - x2 * sine[i + j]);
-            high[j] = T(x2 * cosine[i + j] + x1 * sine[i + j]);
+            turned_low[j] = low[j] * cosine[i + j] - high[j] * sine[i + j];
+            turned_high[j] = high[j] * cosine[i + j] + low[j] * sine[i + j];
           }
-          store_pack<T, width>(y + i, low);
-          store_pack<T, width>(y + i + half, high);
+          store_values(y + i, turned_low);
+          store_values(y + i + half, turned_high);
         }
       }
     }
@@ -70,7 +81,7 @@ void rope(const RopeArgs& args, const Stream& stream) {
     const int64_t half = args.head_dim / 2;
     if (args.batch * args.num_heads * half == 0) return;
     constexpr int64_t blocks_wanted = 1024;
-    constexpr int width = sizeof(T) == 8 ? 2 : 4;
+    constexpr int width = 16 / sizeof(T);
     const int64_t most = ceil_div(args.batch * args.num_heads * half, 2 * threads);
     const int64_t shares = ceil_div(blocks_wanted, args.seq_len > 0 ? args.seq_len : 1);
     const dim3 grid(grid_size(args.seq_len, 1), static_cast<unsigned>(most < shares ? most : shares));

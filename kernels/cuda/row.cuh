@@ -1,9 +1,9 @@
-// Kernels with a warp or a block for each row of a contiguous (rows, cols) array: launches, packed access, reductions.
+// Kernels with a warp or a block for each row of a contiguous (rows, cols) array: launches, access, reductions.
 #pragma once
 
 #include <tuple>
 
-#include "strobe/kernels/cuda/cuda.h"
+#include "strobe/kernels/cuda/packed.cuh"
 
 namespace strobe::cuda {
 
@@ -50,102 +50,108 @@ template <class T>
 __device__ inline T row_sum(T value) {
   return row_reduce(value, T(0), Plus());
 }
+// Two sums at the price of one.
+template <class T>
+__device__ inline void row_sums(T& a, T& b) {
+  a = warp_sum(a), b = warp_sum(b);
+  if (blockDim.x == warp_size) return;
+  __shared__ T partial[2][max_row_threads / warp_size];
+  const int lane = static_cast<int>(threadIdx.x) % warp_size, warp = static_cast<int>(threadIdx.x) / warp_size;
+  if (lane == 0) partial[0][warp] = a, partial[1][warp] = b;
+  __syncthreads();
+  const bool exists = lane < static_cast<int>(blockDim.x) / warp_size;
+  a = warp_sum(exists ? partial[0][lane] : T(0));
+  b = warp_sum(exists ? partial[1][lane] : T(0));
+  __syncthreads();
+}
 template <class T>
 __device__ inline T row_max(T value) {
   return row_reduce(value, -static_cast<T>(INFINITY), Larger());
 }
 
-// n values in the type they are computed in.
-template <class A, int n>
-struct Values {
-  A values[n];
-  __device__ A& operator[](int i) { return values[i]; }
-  __device__ const A& operator[](int i) const { return values[i]; }
-};
+// One row of several arrays that its threads keep in registers, which takes rows of whole packs at addresses that are
+// multiples of 16 bytes, at most `packs` to a thread (see is_whole).
+template <int packs, int width, class... T>
+class WholeRow {
+ public:
+  __device__ WholeRow(int64_t cols, const T*... addresses)
+      : cols_(static_cast<int>(cols)), begin_(0), end_(cols_), inputs_{Input<T>{addresses, {}}...} {}
 
-// Two values of a 16-bit T in one word, the first in the low half: the way there takes one instruction, the way back
-// two.
-template <class T>
-__device__ inline uint32_t round_pair(float first, float second) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  uint32_t bits;
-  if constexpr (std::is_same_v<T, bfloat16>) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
-  } else {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
+  // Only elements from `begin` to `end` are wanted; others may come as 0.
+  __device__ void only(int64_t begin, int64_t end) { begin_ = static_cast<int>(begin), end_ = static_cast<int>(end); }
+  template <class... Outputs>
+  __device__ void align(const Outputs*...) {}
+
+  // Calls visit(i, values...) for runs of `width` elements from i that together cover the row.
+  template <class A, class Visit>
+  __device__ void for_each(Visit&& visit) {
+    for_each_pack<A>([&](int, int64_t i, const auto&... values) { visit(i, values...); });
   }
-  return bits;
-#else
-  return T(first).bits | static_cast<uint32_t>(T(second).bits) << 16;
-#endif
-}
-template <class T>
-__device__ inline float widen(uint32_t pair, bool second) {
-  if constexpr (std::is_same_v<T, bfloat16>) {
-    return std::bit_cast<float>(second ? pair & 0xffff0000u : pair << 16);
-  } else {
-    T value;
-    value.bits = static_cast<uint16_t>(second ? pair >> 16 : pair);
-    return static_cast<float>(value);
-  }
-}
-
-// n values as they lie in memory, a multiple of 16 bytes, moved by instructions of 16 bytes.
-template <class T, int n>
-struct Packed {
-  static constexpr int part = 16 / sizeof(T);
-  uint4 parts[n / part];
-
-  __device__ void load(const T* address) {
+  // The same as visit(k, i, values...) for pack number k of the thread.
+  template <class A, class Visit>
+  __device__ void for_each_pack(Visit&& visit) {
+    std::apply(
+        [&](Input<T>&... inputs) {
+          load(inputs...);
 #pragma unroll
-    for (int i = 0; i < n / part; ++i) parts[i] = reinterpret_cast<const uint4*>(address)[i];
+          for (int k = 0; k < packs; ++k) {
+            if (position(k) < cols_) visit(k, int64_t{position(k)}, inputs.kept[k].template values<A>()...);
+          }
+        },
+        inputs_);
   }
-  template <class A>
-  __device__ Values<A, n> values() const {
-    Values<A, n> result;
+  // Puts what visit(i, values...) returns, rounded, in the place of the first array's elements, and stores it.
+  template <class A, class First, class Visit>
+  __device__ void replace_first(First* stored, Visit&& visit) {
+    for_each_pack<A>([&](int k, int64_t i, const auto&... values) {
+      auto& kept = std::get<0>(inputs_).kept[k];
+      kept = Packed<First, width>::rounded(visit(i, values...));
+      kept.store(stored + i);
+    });
+  }
+
+ private:
+  template <class Element>
+  struct Input {
+    const Element* address;
+    Packed<Element, width> kept[packs];
+  };
+
+  __device__ static int position(int k) { return static_cast<int>(k * blockDim.x + threadIdx.x) * width; }
+  __device__ void load(Input<T>&... inputs) {
+    if (loaded_) return;
+    loaded_ = true;
 #pragma unroll
-    for (int i = 0; i < n; ++i) {
-      if constexpr (sizeof(T) == 2) {
-        result[i] = widen<T>(std::bit_cast<Pack<uint32_t, 4>>(parts[i / part])[i % part / 2], i % 2 == 1);
+    for (int k = 0; k < packs; ++k) {
+      if (position(k) < end_ && position(k) + width > begin_) {
+        (inputs.kept[k].load(inputs.address + position(k)), ...);
       } else {
-        result[i] = static_cast<A>(std::bit_cast<Pack<T, part>>(parts[i / part])[i % part]);
+        ((inputs.kept[k] = {}), ...);
       }
     }
-    return result;
   }
+
+  int cols_, begin_, end_;
+  bool loaded_ = false;
+  std::tuple<Input<T>...> inputs_;
 };
 
-template <class T, class A, int n>
-__device__ inline void store_values(T* address, const Values<A, n>& values) {
-  if constexpr (n == 1) {
-    *address = static_cast<T>(values[0]);
-  } else if constexpr (sizeof(T) == 2) {
-    Pack<uint32_t, n / 2> pairs;
-#pragma unroll
-    for (int i = 0; i < n / 2; ++i) pairs[i] = round_pair<T>(values[2 * i], values[2 * i + 1]);
-    store_pack_global(reinterpret_cast<uint32_t*>(address), pairs);
-  } else {
-    Pack<T, n> pack;
-#pragma unroll
-    for (int i = 0; i < n; ++i) pack[i] = static_cast<T>(values[i]);
-    store_pack_global(address, pack);
-  }
+// Whether rows of arrays at these addresses can be WholeRows in a block that row_block gave.
+template <class... Arrays>
+bool is_whole(int64_t cols, int width, dim3 block, const Arrays*... arrays) {
+  return cols % width == 0 && cols <= int64_t{block.x} * kept_packs * width && aligned_to(16, arrays...);
 }
 
-// Values from any address, for vectors that all rows share and caches hold.
-template <class A, int n, class T>
-__device__ inline Values<A, n> load_shared_values(const T* address) {
-  if constexpr (n * sizeof(T) == 16) {
-    if (reinterpret_cast<uintptr_t>(address) % 16 == 0) {
-      Packed<T, n> packed;
-      packed.load(address);
-      return packed.template values<A>();
-    }
-  }
-  Values<A, n> result;
-#pragma unroll
-  for (int i = 0; i < n; ++i) result[i] = static_cast<A>(address[i]);
-  return result;
+// Calls f.template operator()<packs>() with as few packs of a WholeRow as do, 0 where rows are not whole.
+template <class F, class... Arrays>
+void with_row_packs(int64_t cols, int width, dim3 block, F&& f, const Arrays*... arrays) {
+  static_assert(kept_packs == 4);
+  if (!is_whole(cols, width, block, arrays...)) return f.template operator()<0>();
+  const int64_t lanes = cols / width;
+  if (lanes <= block.x) return f.template operator()<1>();
+  if (lanes <= 2 * block.x) return f.template operator()<2>();
+  if (lanes <= 3 * block.x) return f.template operator()<3>();
+  f.template operator()<4>();
 }
 
 // One row of several arrays, read by all threads that share the row. The elements before the first address that is a
@@ -154,10 +160,12 @@ __device__ inline Values<A, n> load_shared_values(const T* address) {
 template <int width, class... T>
 class Row {
  public:
-  // Only elements from `begin` to `end` are wanted; others may come as 0.
   __device__ Row(int64_t cols, int64_t begin, int64_t end, const T*... addresses)
       : cols_(cols), begin_(begin), end_(end), inputs_{Input<T>{addresses, {}}...} {}
   __device__ Row(int64_t cols, const T*... addresses) : Row(cols, 0, cols, addresses...) {}
+
+  // Only elements from `begin` to `end` are wanted; others may come as 0.
+  __device__ void only(int64_t begin, int64_t end) { begin_ = begin, end_ = end; }
 
   // Aligns the packs with those of arrays that are written, too.
   template <class... Outputs>
@@ -232,5 +240,39 @@ class Row {
   bool kept_ = false;            // all packs of the row are in registers
   std::tuple<Input<T>...> inputs_;
 };
+
+// Untyped arrays as typed ones, in the form for_each_row takes them.
+template <class T, class... Arrays>
+__device__ inline auto arrays_of(Arrays*... arrays) {
+  return std::tuple(static_cast<T*>(arrays)...);
+}
+
+// The WholeRow of so many packs; a Row where that is 0.
+template <int packs, int width, class... T>
+struct RowOf {
+  using type = WholeRow<packs, width, T...>;
+};
+template <int width, class... T>
+struct RowOf<0, width, T...> {
+  using type = Row<width, T...>;
+};
+
+// Calls visit(index, row, outputs...) for the rows that a block of launch_rows has, with the row of the inputs, aligned
+// with what is written, and the addresses of the rows of the outputs. packs: of WholeRows; 0: any Row.
+template <int packs, int width, class... In, class... Out, class Visit>
+__device__ inline void for_each_row(int64_t rows, int64_t cols, const std::tuple<const In*...>& inputs,
+                                    const std::tuple<Out*...>& outputs, Visit&& visit) {
+  for_each_row(rows, [&](int64_t index) {
+    const auto with_row = [&](const In*... in) {
+      typename RowOf<packs, width, In...>::type row(cols, in + index * cols...);
+      const auto with_outputs = [&](Out*... out) {
+        row.align(out + index * cols...);
+        visit(index, row, out + index * cols...);
+      };
+      std::apply(with_outputs, outputs);
+    };
+    std::apply(with_row, inputs);
+  });
+}
 
 }  // namespace strobe::cuda

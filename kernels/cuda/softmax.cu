@@ -7,15 +7,7 @@
 namespace strobe::kernels::cuda {
 namespace {
 
-using strobe::cuda::for_each_row;
-using strobe::cuda::launch_rows;
-using strobe::cuda::max_row_threads;
-using strobe::cuda::Row;
-using strobe::cuda::row_block;
-using strobe::cuda::row_pack;
-using strobe::cuda::row_sum;
-using strobe::cuda::store_values;
-using strobe::cuda::Values;
+using namespace strobe::cuda;
 
 // The maximum of a row and its sum of exp(x - maximum), in every thread of the row. The sum is NaN when an element is,
 // and when no element is above -inf: such a row has no distribution.
@@ -28,19 +20,16 @@ __device__ OnlineSoftmax<A> row_statistics(RowType& row) {
     if (largest > mine.maximum) mine.raise(largest);
     for (int j = 0; j < n; ++j) mine.sum += mine.weight(x[j]);
   });
-  mine.raise(strobe::cuda::row_max(mine.maximum));
+  mine.raise(row_max(mine.maximum));
   mine.sum = row_sum(mine.sum);
   if (mine.maximum == -static_cast<A>(INFINITY)) mine.sum = static_cast<A>(NAN);
   return mine;
 }
 
-template <class T, bool logarithm>
+template <class T, bool logarithm, int packs>
 __global__ void __launch_bounds__(max_row_threads, 2) softmax_rows(const SoftmaxArgs args) {
   using A = accumulate_t<T>;
-  for_each_row(args.rows, [&](int64_t index) {
-    T* const y = static_cast<T*>(args.y) + index * args.cols;
-    Row<row_pack<T>, T> row(args.cols, static_cast<const T*>(args.x) + index * args.cols);
-    row.align(y);
+  const auto visit = [](int64_t, auto& row, T* y) {
     const OnlineSoftmax<A> statistics = row_statistics<A>(row);
     const A maximum = statistics.maximum;
     const A normalizer = logarithm ? log_(statistics.sum) : A(1) / statistics.sum;
@@ -52,18 +41,14 @@ __global__ void __launch_bounds__(max_row_threads, 2) softmax_rows(const Softmax
       }
       store_values(y + i, result);
     });
-  });
+  };
+  for_each_row<packs, row_pack<T>>(args.rows, args.cols, arrays_of<const T>(args.x), arrays_of<T>(args.y), visit);
 }
 
-template <class T, bool logarithm>
+template <class T, bool logarithm, int packs>
 __global__ void __launch_bounds__(max_row_threads, 2) softmax_rows_backward(const SoftmaxGradArgs args) {
   using A = accumulate_t<T>;
-  for_each_row(args.rows, [&](int64_t index) {
-    const int64_t first = index * args.cols;
-    T* const dx = static_cast<T*>(args.dx) + first;
-    Row<row_pack<T>, T, T> row(args.cols, static_cast<const T*>(args.y) + first,
-                               static_cast<const T*>(args.dy) + first);
-    row.align(dx);
+  const auto visit = [](int64_t, auto& row, T* dx) {
     A sum = 0;
     row.template for_each<A>([&]<int n>(int64_t, const Values<A, n>& y, const Values<A, n>& dy) {
       for (int j = 0; j < n; ++j) sum += logarithm ? dy[j] : dy[j] * y[j];
@@ -74,34 +59,44 @@ __global__ void __launch_bounds__(max_row_threads, 2) softmax_rows_backward(cons
       for (int j = 0; j < n; ++j) result[j] = logarithm ? dy[j] - exp_(y[j]) * sum : y[j] * (dy[j] - sum);
       store_values(dx + i, result);
     });
+  };
+  for_each_row<packs, row_pack<T>>(args.rows, args.cols, arrays_of<const T>(args.y, args.dy), arrays_of<T>(args.dx),
+                                   visit);
+}
+
+template <bool logarithm>
+void forward(const char* operation, const SoftmaxArgs& args, const Stream& stream) {
+  dispatch_floating(args.dtype, operation, [&]<class T>() {
+    const dim3 block = row_block(args.cols, row_pack<T>);
+    const auto launch_with = [&]<int packs>() {
+      launch_rows(operation, softmax_rows<T, logarithm, packs>, args.cols > 0 ? args.rows : 0, block, stream, args);
+    };
+    with_row_packs(args.cols, row_pack<T>, block, launch_with, args.x, args.y);
   });
 }
 
-template <class T, class Args>
-void launch_softmax(const char* operation, void (*kernel)(Args), const Args& args, const Stream& stream) {
-  launch_rows(operation, kernel, args.cols > 0 ? args.rows : 0, row_block(args.cols, row_pack<T>), stream, args);
+template <bool logarithm>
+void backward(const char* operation, const SoftmaxGradArgs& args, const Stream& stream) {
+  dispatch_floating(args.dtype, operation, [&]<class T>() {
+    const dim3 block = row_block(args.cols, row_pack<T>);
+    const auto launch_with = [&]<int packs>() {
+      launch_rows(operation, softmax_rows_backward<T, logarithm, packs>, args.cols > 0 ? args.rows : 0, block, stream,
+                  args);
+    };
+    with_row_packs(args.cols, row_pack<T>, block, launch_with, args.y, args.dy, args.dx);
+  });
 }
 
 }  // namespace
 
-void softmax_forward(const SoftmaxArgs& args, const Stream& stream) {
-  dispatch_floating(args.dtype, "softmax",
-                    [&]<class T>() { launch_softmax<T>("softmax", softmax_rows<T, false>, args, stream); });
-}
+void softmax_forward(const SoftmaxArgs& args, const Stream& stream) { forward<false>("softmax", args, stream); }
 
-void softmax_backward(const SoftmaxGradArgs& args, const Stream& stream) {
-  dispatch_floating(args.dtype, "softmax",
-                    [&]<class T>() { launch_softmax<T>("softmax", softmax_rows_backward<T, false>, args, stream); });
-}
+void softmax_backward(const SoftmaxGradArgs& args, const Stream& stream) { backward<false>("softmax", args, stream); }
 
-void log_softmax_forward(const SoftmaxArgs& args, const Stream& stream) {
-  dispatch_floating(args.dtype, "log_softmax",
-                    [&]<class T>() { launch_softmax<T>("log_softmax", softmax_rows<T, true>, args, stream); });
-}
+void log_softmax_forward(const SoftmaxArgs& args, const Stream& stream) { forward<true>("log_softmax", args, stream); }
 
 void log_softmax_backward(const SoftmaxGradArgs& args, const Stream& stream) {
-  dispatch_floating(args.dtype, "log_softmax",
-                    [&]<class T>() { launch_softmax<T>("log_softmax", softmax_rows_backward<T, true>, args, stream); });
+  backward<true>("log_softmax", args, stream);
 }
 
 }  // namespace strobe::kernels::cuda

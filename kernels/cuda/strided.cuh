@@ -48,6 +48,26 @@ struct StridedLayout {
     return inner_stride(operand) == 1;
   }
 
+  // The axis along which an operand's elements are neighbours, -1 where there is none.
+  int axis_of_neighbours(int operand) const {
+    for (int axis = rank - 1; axis >= 0; --axis) {
+      if (strides[axis][operand] == 1) return axis;
+    }
+    return -1;
+  }
+
+  // The layout of the other axes.
+  StridedLayout without(int axis) const {
+    StridedLayout rest = *this;
+    rest.size /= sizes[axis];
+    for (int i = axis; i + 1 < rank; ++i) {
+      rest.sizes[i] = sizes[i + 1];
+      for (int k = 0; k < operands; ++k) rest.strides[i][k] = strides[i + 1][k];
+    }
+    --rest.rank;
+    return rest;
+  }
+
   struct Offsets {
     int64_t of[operands];
   };

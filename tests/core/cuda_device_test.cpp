@@ -150,3 +150,33 @@ TEST_CASE("gpu: clip_grad_norm and many parameters of mixed dtypes and sizes, in
     CHECK(relative_difference(on_gpu[i], on_cpu[i]) <= tolerance(on_cpu[i].dtype()));
   }
 }
+
+TEST_CASE("gpu: an update with a factor, one left out and the next are those of the CPU" * needs_gpu()) {
+  for (DType dtype : {DType::f32, DType::bf16, DType::f64}) {
+    CAPTURE(std::string(name_of(dtype)));
+    std::vector<Tensor> results;
+    for (Device device : {Device::cpu(), Device::cuda()}) {
+      const DeviceGuard guard(device);
+      const Affine model = make_affine();
+      to(model, dtype);
+      to(model, device);
+      AdamW adamw(parameters(model), {});
+      SGD sgd(parameters(model), {.momentum = 0.9});
+      GradScaler scaler({.initial_scale = 1024, .growth_interval = 2});
+      for (int step = 0; step < 5; ++step) {
+        seed(static_cast<uint64_t>(step));
+        const Tensor x = normal({9, 7}, 0, 1, DType::f64).to(dtype);
+        mean(square(linear(x, model.weight, model.bias) - 1.0)).backward();
+        if (step == 2) model.bias.set_grad(model.bias.grad() / 0.0);
+        const Tensor factor = scaler.clip(adamw.parameters, 1e-4).factor;
+        adamw.step(0.1, factor);
+        sgd.step(0.1, factor);
+        adamw.zero_grad();
+      }
+      CHECK(adamw.state[0].updates() == 4);
+      CHECK(scaler.scale.item<float>() == 2048.0f);  // 1024, 2048 after two steps, back, and again
+      results.push_back(model.weight.detach().to(Device::cpu()));
+    }
+    CHECK(relative_difference(results[1], results[0]) <= 4 * tolerance(dtype));
+  }
+}

@@ -63,6 +63,24 @@ const std::vector<OpCase>& op_cases() {
       {"log_softmax", {{3, 40}}, [](const Inputs& x) { return log_softmax(x[0]); }, -4.0, 4.0},
       {"layer_norm", {{2, 3, 40}, {40}, {40}}, [](const Inputs& x) { return layer_norm(x[0], x[1], x[2]); }},
       {"rms_norm", {{2, 3, 40}, {40}}, [](const Inputs& x) { return rms_norm(x[0], x[1]); }},
+      {"add_layer_norm",
+       {{2, 3, 40}, {2, 3, 40}, {40}, {40}},
+       [](const Inputs& x) {
+         const auto [sum, normalized] = add_layer_norm(x[0], x[1], x[2], x[3]);
+         return sum * 0.5 + normalized;
+       }},
+      {"add_layer_norm of which only the norm is used",
+       {{5, 37}, {5, 37}, {37}},
+       [](const Inputs& x) { return add_layer_norm(x[0], x[1], x[2], {}).normalized; }},
+      {"add_layer_norm of which only the sum is used",
+       {{5, 37}, {5, 37}},
+       [](const Inputs& x) { return add_layer_norm(x[0], x[1], {}, {}).sum; }},
+      {"add_rms_norm",
+       {{3, 2048}, {3, 2048}, {2048}},
+       [](const Inputs& x) {
+         const auto [sum, normalized] = add_rms_norm(x[0], x[1], x[2]);
+         return sum * normalized;
+       }},
       {"embedding",
        {{5, 4}},
        [](const Inputs& x) {

@@ -161,9 +161,52 @@ TEST_CASE("gpu embedding: many rows of one index, none of others, odd widths" * 
       }
     }
   }
-  const Tensor weight = zeros({5, 2}, DType::f32, gpu);
-  const std::string message = error_of([&] { embedding(from_vector<int64_t>({0, 1, 5, -1}, {4}, gpu), weight); });
-  CHECK(contains(message, "embedding: indices holds 5 at position (2)"));
+}
+
+TEST_CASE("gpu indices: one out of range is reported by the next call that waits, and reads and writes nothing" *
+          needs_gpu()) {
+  const Tensor weight = ones({5, 8}, DType::f32, gpu).set_requires_grad();
+  const Tensor good = embedding(from_vector<int64_t>({0, 4}, {2}, gpu), weight);
+  const Tensor out = embedding(from_vector<int64_t>({0, 1, 5, -1, 1, int64_t{1} << 40}, {3, 2}, gpu), weight);
+  const std::string message = error_of([&] { synchronize(out.stream()); });
+  CHECK(contains(message, "embedding: indices holds 5 at position (1, 0), expected 0 to 4 (vocab is 5)"));
+  const std::vector<float> values = out.to_vector<float>();  // thrown once
+  for (size_t i = 0; i < values.size(); ++i) CHECK((i / 8 == 0 || i / 8 == 1 || i / 8 == 4) == (values[i] == 1.0f));
+  out.backward(ones(out.shape(), DType::f32, gpu));
+  const std::vector<float> gradient = weight.grad().to_vector<float>();
+  for (size_t i = 0; i < gradient.size(); ++i) CHECK(gradient[i] == (i < 8 ? 1.0f : i < 16 ? 2.0f : 0.0f));
+
+  const OwnStream own(gpu);
+  const StreamGuard guard(own.get());
+  const Tensor logits = zeros({3, 7}, DType::f32, gpu).set_requires_grad();
+  const Tensor loss = cross_entropy(logits, from_vector<int32_t>({2, -100, 9}, {3}, gpu));
+  loss.backward();
+  synchronize({gpu, nullptr});  // another stream
+  CHECK(contains(error_of([&] { loss.item<float>(); }), "cross_entropy: targets holds 9 at position (2)"));
+  CHECK(std::isnan(loss.item<float>()));
+  CHECK(good.to_vector<float>() == std::vector<float>(16, 1.0f));
+}
+
+TEST_CASE("gpu copy: transposed and permuted, of every size of element" * needs_gpu()) {
+  seed(15);
+  for (DType from : floating) {
+    for (DType to : floating) {
+      CAPTURE(std::string(name_of(from)));
+      CAPTURE(std::string(name_of(to)));
+      for (const auto& [shape, axes] : std::vector<std::pair<Shape, std::vector<int>>>{{{200, 131}, {1, 0}},
+                                                                                       {{3, 65, 5, 70}, {0, 3, 2, 1}},
+                                                                                       {{70, 2, 64}, {1, 2, 0}},
+                                                                                       {{17, 16}, {1, 0}},
+                                                                                       {{3, 500}, {1, 0}}}) {
+        CAPTURE(shape);
+        const Tensor x = permute(normal(shape, 0, 1, DType::f64).to(from), axes);
+        CHECK(same_bits(contiguous(x.to(gpu)).to(to), contiguous(x).to(to)));
+        const Tensor there = permute(contiguous(permute(x, axes)).to(gpu), axes), y = empty(there.shape(), to, gpu);
+        y.copy_from(there);
+        CHECK(same_bits(y, contiguous(permute(permute(x, axes), axes)).to(to)));
+      }
+    }
+  }
 }
 
 TEST_CASE("gpu random: the numbers of the CPU" * needs_gpu()) {

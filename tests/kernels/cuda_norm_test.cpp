@@ -15,11 +15,30 @@ struct Case {
   bool has_weight;
   bool has_bias;
   int64_t shift;
+  bool has_residual = false;
 };
-constexpr Case cases[] = {{1, 1, true, true, 0},     {3, 7, true, true, 1},     {33, 64, false, false, 0},
-                          {257, 768, true, true, 0}, {257, 768, true, true, 1}, {5000, 128, true, false, 0},
-                          {20, 1601, true, true, 0}, {9, 4096, false, true, 0}, {3, 20000, true, true, 0},
-                          {2, 20001, true, true, 1}, {70001, 3, true, true, 0}, {0, 16, true, true, 0}};
+constexpr Case cases[] = {{1, 1, true, true, 0},
+                          {3, 7, true, true, 1},
+                          {33, 64, false, false, 0},
+                          {257, 768, true, true, 0},
+                          {257, 768, true, true, 1},
+                          {5000, 128, true, false, 0},
+                          {20, 1601, true, true, 0},
+                          {9, 4096, false, true, 0},
+                          {3, 20000, true, true, 0},
+                          {2, 20001, true, true, 1},
+                          {70001, 3, true, true, 0},
+                          {0, 16, true, true, 0},
+                          {257, 768, true, true, 0, true},
+                          {100, 384, true, false, 0, true},
+                          {300, 768, true, true, 1, true},
+                          {40, 24, false, false, 0, true},
+                          {70, 1000, true, true, 0, true},
+                          {70, 1024, true, true, 0},
+                          {5000, 2048, true, true, 0, true},
+                          {9, 8192, true, true, 0, true},
+                          {7, 20000, true, true, 0, true},
+                          {5, 7, true, true, 0, true}};
 
 using Forward = void (*)(const kernels::NormArgs&, const Stream&);
 using Backward = void (*)(const kernels::NormGradArgs&, const Stream&);
@@ -38,7 +57,8 @@ void check_norm(const Case& c, DType dtype, bool centered) {
   if (c.rows > 4) values[static_cast<size_t>(c.cols + c.cols / 2)] = std::numeric_limits<double>::quiet_NaN();
   Operand x(values, dtype, c.shift), weight(random_values(c.cols, 2), dtype, c.shift),
       bias(random_values(c.cols, 3), dtype), y(Operand::unwritten(size), dtype, c.shift),
-      mean(Operand::unwritten(c.rows), wide), rstd(Operand::unwritten(c.rows), wide);
+      mean(Operand::unwritten(c.rows), wide), rstd(Operand::unwritten(c.rows), wide),
+      residual(random_values(size, 8), dtype, c.shift), sum(Operand::unwritten(size), dtype, c.shift);
   kernels::NormArgs args{.y = y.host(),
                          .x = x.host(),
                          .weight = c.has_weight ? weight.host() : nullptr,
@@ -48,21 +68,27 @@ void check_norm(const Case& c, DType dtype, bool centered) {
                          .rows = c.rows,
                          .cols = c.cols,
                          .dtype = DType::f64,
-                         .eps = 1e-3};
+                         .eps = 1e-3,
+                         .residual = c.has_residual ? residual.host() : nullptr,
+                         .sum = c.has_residual ? sum.host() : nullptr};
   forward(args, Stream{});
+  if (c.has_residual) args.residual = residual.gpu(), args.sum = sum.gpu();
   args.y = y.gpu(), args.x = x.gpu(), args.mean = mean.gpu(), args.rstd = rstd.gpu(), args.dtype = dtype;
   if (c.has_weight) args.weight = weight.gpu();
   if (c.has_bias) args.bias = bias.gpu();
   forward(args, gpu_stream());
-  CHECK(y.error() <= gpu_tolerance(dtype));
-  CHECK(rstd.error() <= gpu_tolerance(wide));
-  if (centered) CHECK(mean.error() <= gpu_tolerance(wide));
+  CHECK(y.error() <= (c.has_residual ? 2 : 1) * gpu_tolerance(dtype));
+  // A sum is rounded to the dtype before its statistics are taken.
+  const double statistics_tolerance = gpu_tolerance(c.has_residual ? dtype : wide);
+  CHECK(rstd.error() <= statistics_tolerance);
+  if (centered) CHECK(mean.error() <= 2 * statistics_tolerance);
+  if (c.has_residual) CHECK(sum.error() <= gpu_tolerance(dtype));
 
   const std::vector<double> finite = random_values(size, 4);
   Operand input(finite, dtype, c.shift), dy(random_values(size, 5), dtype, c.shift),
       dx(Operand::unwritten(size), dtype, c.shift), dweight(Operand::unwritten(c.cols), dtype),
       dbias(Operand::unwritten(c.cols), dtype), center(random_values(c.rows, 6), wide),
-      scale(random_values(c.rows, 7, 0.5, 2), wide);
+      scale(random_values(c.rows, 7, 0.5, 2), wide), dsum(random_values(size, 9), dtype, c.shift);
   kernels::NormGradArgs grad{.dx = dx.host(),
                              .dweight = dweight.host(),
                              .dbias = dbias.host(),
@@ -73,8 +99,10 @@ void check_norm(const Case& c, DType dtype, bool centered) {
                              .rstd = scale.host(),
                              .rows = c.rows,
                              .cols = c.cols,
-                             .dtype = DType::f64};
+                             .dtype = DType::f64,
+                             .dsum = c.has_residual ? dsum.host() : nullptr};
   backward(grad, Stream{});
+  if (c.has_residual) grad.dsum = dsum.gpu();
   grad.dx = dx.gpu(), grad.dweight = dweight.gpu(), grad.dbias = dbias.gpu(), grad.dy = dy.gpu(), grad.x = input.gpu();
   grad.mean = center.gpu(), grad.rstd = scale.gpu(), grad.dtype = dtype;
   if (c.has_weight) grad.weight = weight.gpu();

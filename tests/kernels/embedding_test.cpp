@@ -102,6 +102,22 @@ TEST_CASE("layer_norm, rms_norm: rows far from zero keep their accuracy; paramet
   CHECK(contains(error_of([&] { layer_norm(x, ones({999}), Tensor()); }), "weight (999)"));
   CHECK(contains(error_of([&] { layer_norm(x, Tensor(), ones({1000}, DType::f64)); }), "bias of dtype f64"));
   CHECK(contains(error_of([] { rms_norm(ones({}), Tensor()); }), "rank 1"));
+  CHECK(contains(error_of([&] { add_layer_norm(x, ones({7, 1}), {}, {}); }), "add_layer_norm: residual (7, 1)"));
+  CHECK(contains(error_of([&] { add_rms_norm(x, x.to(DType::f64), {}); }), "residual of dtype f64"));
+}
+
+TEST_CASE("add_layer_norm, add_rms_norm: the same bits as the sum and then its norm") {
+  for (DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
+    const Tensor x = normal({9, 100}).to(dtype), residual = normal({9, 100}, 0, 3).to(dtype);
+    const Tensor weight = normal({100}).to(dtype), bias = normal({100}).to(dtype);
+    const AddNormResult layer = add_layer_norm(x, residual, weight, bias), rms = add_rms_norm(x, residual, weight);
+    CHECK(same_bits(layer.sum, x + residual));
+    CHECK(same_bits(rms.sum, x + residual));
+    CHECK(same_bits(layer.normalized, layer_norm(x + residual, weight, bias)));
+    CHECK(same_bits(rms.normalized, rms_norm(x + residual, weight)));
+    CHECK(same_bits(add_layer_norm(x, Tensor(), weight, bias).sum, x));
+    CHECK(same_bits(add_layer_norm(x, Tensor(), weight, bias).normalized, layer_norm(x, weight, bias)));
+  }
 }
 
 TEST_CASE("layer_norm: parameter gradients have the same bits for any number of threads") {

@@ -264,3 +264,30 @@ TEST_CASE("gpt: bad configurations and inputs are refused by field") {
   CHECK(contains(error_of([&] { model(zeros({3}, DType::i64)); }), "(batch, seq_len)"));
   CHECK(contains(error_of([&] { model(full({1, 3}, 17, DType::i64)); }), "17"));
 }
+
+TEST_CASE("gpt: f16 training with a scaled loss follows f32, where without one small gradients vanish") {
+  const auto losses = [](DType dtype, double scale) {
+    seed(21);
+    const GPT model(small_config());
+    to(model, dtype);
+    AdamW optimizer(parameters(model), {.weight_decay = 0.1});
+    GradScaler scaler({.initial_scale = scale, .growth_interval = 20});
+    std::vector<double> result;
+    for (int step = 0; step < 60; ++step) {
+      const auto [tokens, targets] = batch(step % 4);
+      const Tensor loss = cross_entropy(model(tokens), targets) * 1e-8;  // gradients that f16 cannot hold
+      scaler(loss).backward();
+      optimizer.step(1e-2, scaler.clip(optimizer.parameters, 1e-8).factor * 1e8);
+      optimizer.zero_grad();
+      result.push_back(loss.item<double>() * 1e8);
+    }
+    return result;
+  };
+  const std::vector<double> f32 = losses(DType::f32, 1), f16 = losses(DType::f16, 0x1p30);
+  CHECK(f32.back() < 0.5 * f32.front());
+  for (size_t step = 0; step < f32.size(); ++step) {
+    CAPTURE(step);
+    CHECK(std::abs(f16[step] - f32[step]) <= 0.03 * f32.front());
+  }
+  CHECK(losses(DType::f16, 1).back() > 0.9 * f32.front());
+}

@@ -243,6 +243,97 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("clip_factor: leaves the gradients alone; the optimizers apply it as they read them") {
+  for (DType dtype : floating) {
+    CAPTURE(std::string(name_of(dtype)));
+    const Tensor clipped = trainable(random_values(35, 1), {5, 7}, dtype),
+                 parameter = trainable(random_values(35, 1), {5, 7}, dtype);
+    AdamW adamw({parameter}), expected_adamw({clipped});
+    SGD sgd({parameter}, {.momentum = 0.5}), expected_sgd({clipped}, {.momentum = 0.5});
+    for (uint32_t t = 0; t < 3; ++t) {
+      const std::vector<double> gradient = give_gradient(parameter, t);
+      double squares = 0;
+      for (double g : gradient) squares += g * g;
+      const Clipping clipping = clip_factor({parameter}, 0.5);
+      CHECK(clipping.norm.item<double>() == doctest::Approx(std::sqrt(squares)).epsilon(1e-13));
+      CHECK(clipping.factor.item<double>() == doctest::Approx(0.5 / std::sqrt(squares)).epsilon(1e-13));
+      CHECK(parameter.grad().to_vector<double>() == gradient);
+      CHECK(clip_factor({parameter}, infinity).factor.item<double>() == 1);
+      clipped.set_grad((parameter.grad().to(DType::f64) * clipping.factor).to(dtype));
+      adamw.step(0.01, clipping.factor);
+      sgd.step(0.01, clipping.factor);
+      expected_adamw.step(0.01);
+      expected_sgd.step(0.01);
+    }
+    CHECK(relative_difference(parameter, clipped) <= tolerance(dtype));
+    CHECK(adamw.state[0].updates() == 3);
+  }
+  CHECK(clip_factor({}, 1.0).norm.item<double>() == 0);
+  const Tensor parameter = trainable({1}, {1}, DType::f32);
+  CHECK(contains(error_of([&] { AdamW({parameter}).step(0.1, ones({1})); }), "AdamW: grad_factor (1) of dtype f32"));
+  CHECK(contains(error_of([&] { SGD({parameter}).step(0.1, ones({2}, DType::f64)); }), "SGD: grad_factor (2)"));
+}
+
+TEST_CASE("optimizers: a step whose gradients are not finite changes nothing, nor what the next ones do") {
+  for (DType dtype : floating) {
+    for (double special : {not_a_number, infinity, -infinity}) {
+      CAPTURE(std::string(name_of(dtype)));
+      CAPTURE(special);
+      std::vector<Tensor> results;
+      for (bool disturbed : {false, true}) {
+        const Tensor a = trainable(random_values(35, 1), {5, 7}, dtype), b = trainable({1, 2}, {2}, dtype);
+        AdamW adamw({a, b});
+        SGD sgd({a, b}, {.momentum = 0.9});
+        for (uint32_t t = 0; t < 6; ++t) {
+          if (t == 3 && !disturbed) continue;
+          give_gradient(a, t);
+          if (t > 1) give_gradient(b, 10 + t);  // joins later, so that its own steps count
+          if (t == 3) a.grad().copy_from(full({5, 7}, special));
+          const Tensor factor = clip_factor({a, b}, 1.0).factor;
+          adamw.step(0.1, factor);
+          sgd.step(0.1, factor);
+        }
+        CHECK(adamw.state[0].updates() == 5);
+        CHECK(adamw.state[1].updates() == 3);
+        for (const Tensor& tensor : {a.detach(), b.detach(), adamw.state[0].exp_avg_sq, sgd.state[1].velocity}) {
+          results.push_back(tensor);
+        }
+      }
+      for (size_t i = 0; i < 4; ++i) CHECK(same_bits(results[i], results[i + 4]));
+    }
+  }
+}
+
+TEST_CASE("GradScaler: shrinks the scale when gradients overflow, lets it grow after enough finite steps") {
+  const Tensor parameter = trainable({1}, {1}, DType::f16);
+  GradScaler scaler({.initial_scale = 64, .growth = 4, .backoff = 0.25, .growth_interval = 3});
+  const auto scale_after = [&](double gradient) {
+    parameter.set_grad(full({1}, gradient).to(DType::f16));
+    const double before = scaler.scale.item<double>();
+    const Clipping clipping = scaler.clip({parameter}, 2.0);
+    CHECK(clipping.norm.item<double>() == std::abs(gradient) / before);
+    if (std::isfinite(gradient)) {
+      CHECK(clipping.factor.item<double>() * gradient == doctest::Approx(std::min(2.0, gradient / before)));
+    } else {
+      CHECK(std::isnan(clipping.factor.item<double>()));
+    }
+    return scaler.scale.item<double>();
+  };
+  CHECK(scale_after(64) == 64);
+  CHECK(scale_after(1024) == 64);
+  CHECK(scale_after(infinity) == 16);
+  CHECK(scale_after(64) == 16);
+  CHECK(scale_after(64) == 16);
+  CHECK(scale_after(64) == 64);
+  for (int i = 0; i < 9; ++i) scale_after(infinity);
+  CHECK(scaler.scale.item<double>() == 1);
+  CHECK(contains(error_of([] { GradScaler({.initial_scale = 0.5}); }), "GradScaler: initial_scale 0.5"));
+  CHECK(contains(error_of([] { GradScaler({.backoff = 0}); }), "GradScaler: backoff 0"));
+  CHECK(contains(error_of([] { GradScaler({.growth = 0.5}); }), "GradScaler: growth 0.5"));
+  CHECK(contains(error_of([] { GradScaler({.growth_interval = 0}); }), "GradScaler: growth_interval 0"));
+  CHECK(contains(error_of([&] { scaler(ones({2})); }), "GradScaler: loss of shape (2)"));
+}
+
 TEST_CASE("optimizer kernels: bits do not depend on the number of threads") {
   const int threads = num_threads();
   std::vector<Tensor> results;
