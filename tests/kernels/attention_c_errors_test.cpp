@@ -125,7 +125,7 @@ TEST_CASE("C attention: each wrong field is refused by name, before anything is 
       {"cu_seqlens_q[2] 51", [](auto& x) { x.cu_seqlens_q[2] = 51; }, STROBE_INVALID_ARGUMENT, both, true},
       {"cu_seqlens_q sequence 0 of length 37", [](auto& x) { x.args.seq_len_q = 36; }, STROBE_INVALID_ARGUMENT, both,
        true},
-      {"out overlapping query", [](auto& x) { x.args.out.data = x.query.data() + x.query.size() - 1; },
+      {"out overlapping ", [](auto& x) { x.args.out.data = x.query.data() + x.query.size() - 1; },
        STROBE_INVALID_ARGUMENT, forward_only, true},
       {"total_q -1", [](auto& x) { x.args.total_q = -1; }, STROBE_INVALID_ARGUMENT, both, true},
       {"total_k 4611686018427387904", [](auto& x) { x.args.total_k = huge; }, STROBE_INVALID_ARGUMENT, both, true}};
