@@ -83,11 +83,9 @@ void backward_rows(const NormGradArgs& args) {
         const A mean_g = centered ? static_cast<A>(sum_row<A>(cols, g) / count) : A(0);
         const A mean_g_xhat = static_cast<A>(sum_row<A>(cols, [=](int64_t i) { return g(i) * xhat(i); }) / count);
         const auto gradient = [=](int64_t i) { return rstd * (g(i) - mean_g - xhat(i) * mean_g_xhat); };
-        if (dsum != nullptr) {
-          for (int64_t i = 0; i < cols; ++i) dx[i] = T(gradient(i) + A(dsum[i]));
-        } else {
-          for (int64_t i = 0; i < cols; ++i) dx[i] = T(gradient(i));
-        }
+        for (int64_t i = 0; i < cols; ++i) dx[i] = T(gradient(i));
+        // Apart, so that the bits are those of a norm and a sum one after the other.
+        for (int64_t i = 0; dsum != nullptr && i < cols; ++i) dx[i] = T(A(dx[i]) + A(dsum[i]));
       };
       if (weight != nullptr) {
         write([=](int64_t i) { return A(dy[i]) * A(weight[i]); });
