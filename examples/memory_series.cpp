@@ -101,8 +101,8 @@ std::vector<Block> make_blocks(const SweepShape& s, int64_t seq_len) {
 
 // A block keeps 16 vectors of embed_dim per token (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large
 // Transformer Models", without dropout), and in f32 (f64) the mean and scale of two norms and the log-sum-exp of each
-// head; with recomputation only its output, and one block at a time the rest. Backward of the MLP adds 4 vectors.
-// Backward of attention, when the MLP has given back 10, adds its scratch memory instead.
+// head; with recomputation only its output, and one block at a time the rest. Backward of the MLP adds 2 vectors.
+// Backward of attention, when the MLP has given back 8, adds its scratch memory instead.
 PassBytes block_bytes(const SweepShape& s, int64_t seq_len, bool recompute) {
   const double vectors = product({s.batch, seq_len, s.embed_dim}) * width_of(s.dtype);
   const double weights = product({12 * s.embed_dim + 13, s.embed_dim, s.num_blocks}) * width_of(s.dtype);
@@ -111,14 +111,14 @@ PassBytes block_bytes(const SweepShape& s, int64_t seq_len, bool recompute) {
   attention.num_heads = s.embed_dim / s.head_dim;
   attention.causal = true;
   const double statistics = product({s.batch, seq_len, 4 + attention.num_heads}) * wide(s.dtype);
-  const double in_mlp = vectors * (recompute ? blocks + 20 : 16 * blocks + 4) + statistics * (recompute ? 1 : blocks);
-  const double in_attention = in_mlp - 10 * vectors + tiled_scratch(attention, seq_len);
+  const double in_mlp = vectors * (recompute ? blocks + 18 : 16 * blocks + 2) + statistics * (recompute ? 1 : blocks);
+  const double in_attention = in_mlp - 8 * vectors + tiled_scratch(attention, seq_len);
   return {.inputs = 3 * vectors + 2 * weights, .results = vectors, .extra = std::max(in_mlp, in_attention)};
 }
 
 Series block_series(const char* name, const SweepShape& s, bool recompute) {
   const char* const all =
-      "16 vectors of embed_dim per block and token, 4 more in backward, or 6 fewer and attention's scratch";
+      "16 vectors of embed_dim per block and token, 2 more in backward, or 6 fewer and attention's scratch";
   const char* const one =
       "one vector of embed_dim per block and token, 20 for the block at hand, or 10 and attention's scratch";
   return {.name = name,

@@ -199,7 +199,7 @@ Tensor mlp(const Tensor& x, const Tensor& fc_weight, const Tensor& fc_bias, cons
                Grads grads(5);
                grads[3] = weight_gradient(proj_weight, dy, hidden);
                grads[4] = bias_gradient(proj_bias, dy);
-               const Tensor dpre = empty_like(pre);
+               const Tensor dpre = hidden;  // nobody reads it from here on
                launch(dpre, dy, proj_weight, {.epilogue = kernels::MatmulEpilogue::gelu_backward, .pre = pre});
                if (rows.requires_grad()) {
                  grads[0] = empty(rows.shape(), rows.dtype(), rows.device());
