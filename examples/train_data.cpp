@@ -23,20 +23,11 @@ Tokenizer make_tokenizer(const TrainOptions& o, const std::vector<std::string_vi
   return train_bpe(texts, {.vocab_size = o.vocab_size, .special_tokens = {end_of_text}});
 }
 
-// Documents one after another, told apart by the tokenizer's end of text where it has one.
 TokenSource encode(const Tokenizer& tokenizer, const std::vector<Document>& documents) {
   const std::string name = documents.size() == 1
                                ? documents[0].name
                                : fmt::format("{} and {} more", documents[0].name, documents.size() - 1);
-  const auto end = tokenizer.special_tokens().find(end_of_text);
-  if (end == tokenizer.special_tokens().end()) return TokenSource(tokenizer.encode(join_documents(documents)), name);
-  std::vector<int32_t> tokens;
-  for (size_t i = 0; i < documents.size(); ++i) {
-    if (i > 0) tokens.push_back(end->second);
-    const std::vector<int32_t> ids = tokenizer.encode(documents[i].text);
-    tokens.insert(tokens.end(), ids.begin(), ids.end());
-  }
-  return TokenSource(std::move(tokens), name);
+  return TokenSource(encode_documents(tokenizer, documents), name);
 }
 
 void load_text(TrainingData& data, const TrainOptions& o, const std::optional<Tokenizer>& saved) {
@@ -49,6 +40,7 @@ void load_text(TrainingData& data, const TrainOptions& o, const std::optional<To
     std::vector<std::string_view> texts;
     for (const auto* documents : {&training, &std::as_const(held_out)})
       for (const Document& document : *documents) texts.push_back(document.text);
+    if (o.tokenizer == "char" && texts.size() > 1) texts.push_back("\n");  // stands between documents
     data.tokenizer = make_tokenizer(o, texts);
   }
   const TokenSource tokens = encode(*data.tokenizer, training);

@@ -50,6 +50,8 @@ check "the same tokenizer" cmp {bpe,loaded}/checkpoints/last/tokenizer.json
 mkdir folder && cp text folder/a && cp text folder/b
 check "a folder, held-out text apart" train --data folder --val-data text --out folder_run
 check "several files" train --data folder/a folder/b --out files
+mkdir lines && for name in a b; do tr -d '\n' <text >lines/$name; done
+check "several files without a line break, characters" train --data lines --tokenizer char --out lines_run
 # shellcheck disable=SC2016  # the inner bash expands
 check "standard input" bash -c '"$0" "${@:2}" --data - <"$1"' "$train_gpt" text "${small[@]}" --out stdin
 check "standard attention" train --data text --attention standard --out standard
