@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <utility>
 
@@ -40,7 +41,8 @@ void load_text(TrainingData& data, const TrainOptions& o, const std::optional<To
     std::vector<std::string_view> texts;
     for (const auto* documents : {&training, &std::as_const(held_out)})
       for (const Document& document : *documents) texts.push_back(document.text);
-    if (o.tokenizer == "char" && texts.size() > 1) texts.push_back("\n");  // stands between documents
+    const bool joined = std::max(training.size(), held_out.size()) > 1;
+    if (o.tokenizer == "char" && joined) texts.push_back("\n");  // stands between documents
     data.tokenizer = make_tokenizer(o, texts);
   }
   const TokenSource tokens = encode(*data.tokenizer, training);
