@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 #include <utility>
 
 #include "option_checks.h"
@@ -20,7 +21,12 @@ constexpr const char* end_of_text = "<|endoftext|>";  // as GPT-2 calls it
 Tokenizer make_tokenizer(const TrainOptions& o, const std::vector<std::string_view>& texts) {
   if (o.tokenizer == "byte") return Tokenizer::bytes();
   if (o.tokenizer == "char") return Tokenizer::characters(texts);
-  if (o.tokenizer != "bpe") return Tokenizer::load(o.tokenizer);
+  if (o.tokenizer != "bpe") {
+    require(std::filesystem::exists(o.tokenizer),
+            "--tokenizer: {} given, which does not exist, expected char, byte, bpe or the path of a tokenizer",
+            o.tokenizer);
+    return Tokenizer::load(o.tokenizer);
+  }
   return train_bpe(texts, {.vocab_size = o.vocab_size, .special_tokens = {end_of_text}});
 }
 
@@ -82,12 +88,16 @@ std::vector<int64_t> evaluation_windows(const TrainingData& data, const TrainOpt
 
 std::optional<double> bytes_per_token(const TrainingData& data, const std::vector<int64_t>& windows, int64_t context) {
   if (!data.tokenizer) return std::nullopt;
+  std::set<int32_t> special;  // they stand between texts and are no bytes of any
+  for (const auto& [name, id] : data.tokenizer->special_tokens()) special.insert(id);
   size_t bytes = 0;
   std::vector<int32_t> targets(static_cast<size_t>(context));
   for (const int64_t start : windows) {
     data.split.validation.read(start + 1, targets);
-    for (const int32_t target : targets) bytes += data.tokenizer->token_bytes(target).size();
+    for (const int32_t target : targets)
+      if (!special.contains(target)) bytes += data.tokenizer->token_bytes(target).size();
   }
+  if (bytes == 0) return std::nullopt;
   return static_cast<double>(bytes) / static_cast<double>(windows.size() * targets.size());
 }
 

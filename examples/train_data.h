@@ -25,7 +25,8 @@ TrainingData load_data(const TrainOptions& o, const std::optional<strobe::Tokeni
 // The windows of the held-out tokens that every evaluation looks at.
 std::vector<int64_t> evaluation_windows(const TrainingData& data, const TrainOptions& o);
 
-// How many bytes of text one target of these windows stands for, on average; nothing without a tokenizer.
+// How many bytes of text one target of these windows stands for, on average, special tokens for none; nothing without a
+// tokenizer or such bytes.
 std::optional<double> bytes_per_token(const TrainingData& data, const std::vector<int64_t>& windows, int64_t context);
 
 }  // namespace examples

@@ -84,8 +84,20 @@ std::vector<Setting> settings_of(TrainOptions& o) {
 // The last part of a path, without a suffix.
 std::string stem(const std::string& path) {
   if (path == "-") return "stdin";
-  const std::filesystem::path normal = std::filesystem::path(path).lexically_normal();
+  const std::filesystem::path normal = std::filesystem::absolute(path).lexically_normal();
   return (normal.has_filename() ? normal : normal.parent_path()).stem().string();
+}
+
+// A resumed run reads its texts again, and must not find its own files among them.
+void require_outside(const std::string& out, const std::string& data) {
+  namespace fs = std::filesystem;
+  if (!fs::is_directory(data)) return;
+  const fs::path within = fs::weakly_canonical(fs::absolute(out)).lexically_relative(fs::canonical(data));
+  const bool unread = std::any_of(within.begin(), within.end(), [](const fs::path& part) {
+    return part != "." && part.string().starts_with(".");  // ".." leads outside; hidden folders are not read
+  });
+  require(unread, "--out {}: lies in the folder {}, whose files are the text, expected a folder outside of it", out,
+          data);
 }
 
 }  // namespace
@@ -175,6 +187,9 @@ TrainOptions complete(const Command& command) {
   if (o.save_interval == 0) o.save_interval = o.eval_interval;
   if (o.out.empty())
     o.out = (std::filesystem::path("runs") / stem(o.data.empty() ? o.tokens.front() : o.data.front())).string();
+  if (o.tokens.empty())
+    for (const Strings* paths : {&o.data, &o.val_data})
+      for (const std::string& path : *paths) require_outside(o.out, path);
   return o;
 }
 

@@ -97,6 +97,11 @@ if cmp -s {first,other}/checkpoints/last/model.safetensors; then fail "another s
 refuses "empty file" 'empty is empty, expected text' --data empty
 echo short >short
 refuses "file shorter than one context" '5 tokens to train on and 1 held out .*expected at least 129 of each' --data short
+mkdir inside && cp text inside/a
+refuses "results among the texts" '--out inside/run: lies in the folder inside, whose files are the text' --data inside --out inside/run
+check "results in a hidden folder, which is not read" train --data inside --out inside/.run
+check "whose run goes on" "$train_gpt" --resume --out inside/.run --steps 6
+refuses "misspelt tokenizer" '--tokenizer: bit given, which does not exist, expected char, byte, bpe' --data text --tokenizer bit
 refuses "missing file" 'missing does not exist' --data missing
 mkdir nothing
 refuses "empty folder" 'holds no files with text' --data nothing
