@@ -46,7 +46,7 @@ await_checkpoint() {
 }
 
 # Stopped by a signal at a random step and resumed, for each way of training.
-steps=200
+steps=600
 run_ways=("--optimizer adamw" "--optimizer sgd --schedule wsd" "--dtype bf16 --positions rotary --norm rms --mlp swiglu --recompute --attention standard")
 for way in "${!run_ways[@]}"; do
   read -ra options <<<"${run_ways[$way]}"
@@ -56,7 +56,7 @@ for ((i = 0; i < stops; ++i)); do
   way=$((i % ${#run_ways[@]})) signal=$((i % 2 == 0 ? 15 : 2)) out=stopped$i
   read -ra options <<<"${run_ways[$way]}"
   "$train_gpt" "${settings[@]}" "${options[@]}" --steps $steps --out $out >stdout 2>stderr &
-  stop_at=$((RANDOM % (steps - 20) + 1))
+  stop_at=$((RANDOM % (steps / 2) + 1))  # far enough from the end for a machine that is busy
   await_step $out $stop_at $!
   kill -$signal $!
   wait $!
