@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <limits>
 
+#include "command_line.h"
 #include "option_checks.h"
 #include "train_folder.h"
 #include "train_state.h"
@@ -18,7 +19,7 @@ namespace {
 
 struct Options {
   std::string checkpoint;
-  std::string prompt = "\n";
+  std::string prompt;
   int64_t tokens = 400;
   double temperature = 0.8;
   int64_t top_k = 40;
@@ -33,6 +34,16 @@ Checkpoint find_checkpoint(const std::filesystem::path& path) {
   return newest ? std::move(newest->checkpoint) : load_checkpoint(path.string());
 }
 
+// The given prompt, else a line break, else the first token: characters may lack a line break.
+std::vector<int32_t> prompt_tokens(const Tokenizer& tokenizer, const std::string& prompt) {
+  if (!prompt.empty()) return tokenizer.encode(prompt);
+  try {
+    return tokenizer.encode("\n");
+  } catch (const Error&) {
+    return {0};
+  }
+}
+
 void run(const Options& o) {
   const Checkpoint checkpoint = find_checkpoint(o.checkpoint);
   TrainOptions trained = from_toml(saved_config(checkpoint), o.checkpoint);
@@ -45,7 +56,7 @@ void run(const Options& o) {
   if (trained.dtype == "bf16") to(model, DType::bf16);
   load(model, saved_weights(checkpoint));
   seed(static_cast<uint64_t>(o.seed));
-  const std::vector<int32_t> prompt = tokenizer->encode(o.prompt);
+  const std::vector<int32_t> prompt = prompt_tokens(*tokenizer, o.prompt);
   std::vector<int64_t> tokens(prompt.begin(), prompt.end());
   const std::vector<int64_t> written =
       generate(model, tokens, {.max_new_tokens = o.tokens, .temperature = o.temperature, .top_k = o.top_k});
@@ -75,7 +86,7 @@ int main(int argc, char** argv) {
       ->check(range<int64_t>(0, std::numeric_limits<int64_t>::max()))
       ->type_name("N");
   try {
-    app.parse(argc, argv);
+    parse(app, {argv + 1, argv + argc});
     run(o);
     return 0;
   } catch (const CLI::CallForHelp&) {

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <limits>
 
+#include "command_line.h"
 #include "option_checks.h"
 #include "train_data.h"
 
@@ -86,7 +87,7 @@ int main(int argc, char** argv) {
   app.add_option("--shard-tokens", o.shard_tokens, "tokens in one file")
       ->check(range<int64_t>(1, std::numeric_limits<int32_t>::max()));
   try {
-    app.parse(argc, argv);
+    parse(app, {argv + 1, argv + argc});
     prepare(o);
     flush_output();
   } catch (const CLI::CallForHelp& help) {

@@ -149,32 +149,33 @@ void Progress::step(const StepReport& report) {
   } else if (last_line_ < 0 || report.step / line_interval_ > last_line_ / line_interval_ ||
              report.step == total_steps_) {
     last_line_ = report.step;
-    fmt::print(out_, "step {:>{}}/{}  loss {:.4f}  lr {}  {} tokens/s  {} left\n", human_count(report.step),
-               human_count(total_steps_).size(), human_count(total_steps_), report.loss,
-               human_learning_rate(report.learning_rate), human_rate(report.tokens_per_second),
-               human_duration(seconds_left));
-    std::fflush(out_);
+    print(fmt::format("step {:>{}}/{}  loss {:.4f}  lr {}  {} tokens/s  {} left\n", human_count(report.step),
+                      human_count(total_steps_).size(), human_count(total_steps_), report.loss,
+                      human_learning_rate(report.learning_rate), human_rate(report.tokens_per_second),
+                      human_duration(seconds_left)));
   }
 }
 
 void Progress::line(const std::string& text) {
   erase();
-  fmt::print(out_, "{}\n", text);
-  std::fflush(out_);
+  print(text + "\n");
 }
 
 void Progress::draw(const StepReport& report, double seconds_left) {
   // One column stays free: a full last column makes some terminals wrap.
-  fmt::print(out_, "\r\033[K{}", progress_bar(report, total_steps_, seconds_left, terminal_columns(out_) - 1));
-  std::fflush(out_);
+  print("\r\033[K" + progress_bar(report, total_steps_, seconds_left, terminal_columns(out_) - 1));
   drawn_ = true;
 }
 
 void Progress::erase() {
   if (!drawn_) return;
-  fmt::print(out_, "\r\033[K");
-  std::fflush(out_);
+  print("\r\033[K");
   drawn_ = false;
+}
+
+void Progress::print(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), out_);
+  std::fflush(out_);
 }
 
 MetricsFile::MetricsFile(const std::filesystem::path& path,

@@ -45,6 +45,7 @@ class Progress {
  private:
   void draw(const StepReport& report, double seconds_left);
   void erase();
+  void print(const std::string& text);  // a failure shows in ferror(out): no step ends halfway for it
 
   int64_t first_step_;
   int64_t total_steps_;

@@ -4,9 +4,9 @@
 
 #include <toml++/toml.h>
 #include <algorithm>
-#include <numeric>
 #include <stdexcept>
 
+#include "command_line.h"
 #include "option_checks.h"
 #include "train_settings.h"
 
@@ -97,24 +97,6 @@ std::string with_point(const std::string& number) {
 }
 
 }  // namespace
-
-std::string nearest_name(const std::string& name, const Strings& names) {
-  const auto distance = [&](const std::string& other) {
-    std::vector<size_t> row(other.size() + 1);  // of the first i characters of `name` to each beginning of `other`
-    std::iota(row.begin(), row.end(), size_t{0});
-    for (size_t i = 1; i <= name.size(); ++i) {
-      size_t diagonal = std::exchange(row[0], i);
-      for (size_t j = 1; j <= other.size(); ++j) {
-        const size_t replaced = diagonal + (name[i - 1] == other[j - 1] ? 0 : 1);
-        diagonal = row[j];
-        row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
-      }
-    }
-    return row.back();
-  };
-  return *std::min_element(names.begin(), names.end(),
-                           [&](const std::string& a, const std::string& b) { return distance(a) < distance(b); });
-}
 
 std::string toml_value(const Setting& setting) {
   return std::visit(Overloaded{[](const int64_t* value) { return fmt::format("{}", *value); },

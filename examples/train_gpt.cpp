@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 #include <strobe/strobe.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -148,9 +149,12 @@ Result run(const Start& start, FolderUse use) {
   const std::string curve =
       loss_curve_svg(fmt::format("{}: {}", printable(data.name), shape), summary.training, summary.validation);
   write_text(folder.curve, curve);
+  const std::string saved = fmt::format("after step {} and saved; to go on: train_gpt --resume --out {}",
+                                        human_count(training.done.step), o.out);
+  require(ending != Ending::output_lost, "standard output: cannot be written; stopped {}", saved);
   if (ending == Ending::signal) {
-    fmt::print("stopped by a signal after step {} and saved; to go on: train_gpt --resume --out {}\n",
-               human_count(training.done.step), o.out);
+    // Not fmt::print, which throws: who reads this may have got the same signal, and is gone.
+    std::fputs(fmt::format("stopped by a signal {}\n", saved).c_str(), stdout);
     return {ending, summary};
   }
   if (ending == Ending::no_improvement)
@@ -186,11 +190,20 @@ int run_compared(const Command& command) {
   require(!command.resume,
           "--compare with --resume: expected one of them; each run resumes by itself, from its folder");
   const TrainOptions common = complete(command);
+  for (const std::vector<std::string>* paths : {&common.data, &common.val_data})
+    require(std::find(paths->begin(), paths->end(), "-") == paths->end(),
+            "--compare with standard input: expected a file, which can be read again for each run");
+  const auto folder_of = [&](const std::string& kind) { return std::filesystem::path(common.out) / kind; };
+  for (const std::string& kind : command.compare) {
+    require(std::count(command.compare.begin(), command.compare.end(), kind) == 1,
+            "--compare: {} given twice, expected each kind once", kind);
+    const RunFolder usable(folder_of(kind), use_of(command));  // each, before the first run begins
+  }
   std::vector<Compared> runs;
   for (const std::string& kind : command.compare) {
     Start start{common, std::nullopt};
     start.options.attention = kind;
-    start.options.out = (std::filesystem::path(common.out) / kind).string();
+    start.options.out = folder_of(kind).string();
     fmt::print("=== {} attention\n", kind);
     const Result result = run(start, use_of(command));
     if (result.ending == Ending::signal) return stopped_by_signal;
@@ -204,11 +217,13 @@ int run_compared(const Command& command) {
 
 int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // a log shows every line as it comes
-  std::signal(SIGXFSZ, SIG_IGN);  // a file beyond the allowed size is an error of write, which is reported
+  // A file beyond the allowed size, and a reader that is gone, are errors of write, which are reported.
+  std::signal(SIGXFSZ, SIG_IGN);
+  std::signal(SIGPIPE, SIG_IGN);
   try {
     const std::optional<Command> command = parse_command({argv + 1, argv + argc});
     const int status = !command ? 0 : command->compare.empty() ? run_one(*command) : run_compared(*command);
-    flush_output();
+    if (status != stopped_by_signal) flush_output();
     return status;
   } catch (const std::exception& error) {
     std::fflush(stdout);

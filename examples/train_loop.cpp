@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <numbers>
 #include <utility>
@@ -153,14 +154,18 @@ class Loop {
       const bool improved = evaluation_is_due() && evaluate_now();
       const bool patience_lost = o_.patience > 0 && done_.worse_evaluations >= o_.patience;
       const bool signalled = stop_signal != 0;
-      const bool stop = last || patience_lost || signalled;
+      const bool output_lost = std::ferror(stdout) != 0;
+      const bool stop = last || patience_lost || signalled || output_lost;
       if (stop && !unread_.empty()) read_steps();
       const bool due = done_.step > 0 && done_.step % o_.save_interval == 0;
       const bool unsaved = saved_step_ != done_.step || saved_evaluation_ != done_.evaluated_step;
       if (improved || ((stop || due) && unsaved)) save(improved);
       if (stop) {
         training_.model.training = false;
-        return signalled ? Ending::signal : last ? Ending::all_steps : Ending::no_improvement;
+        return signalled     ? Ending::signal
+               : output_lost ? Ending::output_lost
+               : last        ? Ending::all_steps
+                             : Ending::no_improvement;
       }
       if (unread_.empty()) unread_since_ = Clock::now();
       const Step* before = unread_.empty() || o_.skip_non_finite ? nullptr : &unread_.back();

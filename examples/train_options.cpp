@@ -9,7 +9,9 @@
 #include <filesystem>
 #include <stdexcept>
 
+#include "command_line.h"
 #include "option_checks.h"
+#include "report.h"
 #include "train_settings.h"
 
 namespace examples {
@@ -39,17 +41,6 @@ void declare_flags(CLI::App& app, RunFlags& f) {
       ->default_str("");
 }
 
-[[noreturn]] void refuse_unknown(const CLI::App& app, const Strings& remaining) {
-  const auto option = std::find_if(remaining.begin(), remaining.end(),
-                                   [](const std::string& argument) { return argument.starts_with("-"); });
-  if (option == remaining.end())
-    throw std::runtime_error(fmt::format("'{}' was not expected: expected options, such as --data FILE", remaining[0]));
-  Strings names;
-  for (const CLI::Option* each : app.get_options()) names.push_back(each->get_name());
-  const std::string name = option->substr(0, option->find('='));
-  throw std::runtime_error(fmt::format("{}: unknown option; the nearest is {}", name, nearest_name(name, names)));
-}
-
 // Writes what the arguments say into `o` and `flags`; returns the names of the options among them.
 std::set<std::string> apply(TrainOptions& o, RunFlags& flags, const Strings& arguments) {
   CLI::App app(
@@ -59,17 +50,12 @@ std::set<std::string> apply(TrainOptions& o, RunFlags& flags, const Strings& arg
   app.get_formatter()->column_width(44);
   declare_settings(app, o);
   declare_flags(app, flags);
-  app.allow_extras();
-  Strings reversed(arguments.rbegin(), arguments.rend());  // as CLI11 wants them
   try {
-    app.parse(reversed);
+    parse(app, arguments);
   } catch (const CLI::CallForHelp&) {
     fmt::print("{}", app.help());
     throw;
-  } catch (const CLI::ParseError& error) {
-    throw std::runtime_error(error.what());
   }
-  if (!app.remaining().empty()) refuse_unknown(app, app.remaining());
   std::set<std::string> given;
   for (const CLI::Option* option : app.get_options())
     if (option->count() > 0) given.insert(option->get_name().substr(2));
@@ -98,6 +84,25 @@ void require_outside(const std::string& out, const std::string& data) {
   });
   require(unread, "--out {}: lies in the folder {}, whose files are the text, expected a folder outside of it", out,
           data);
+}
+
+bool is_utf8(std::string_view text) {
+  while (!text.empty()) {
+    const std::string_view character = strobe::first_character(text);
+    if (character.size() == 1 && static_cast<unsigned char>(character[0]) >= 0x80) return false;
+    text.remove_prefix(character.size());
+  }
+  return true;
+}
+
+// TOML is UTF-8: a run that began with other bytes could not read its own settings again.
+void require_utf8(const Setting& setting) {
+  const auto check = [&](const std::string& text) {
+    require(is_utf8(text), "--{}: '{}' given, expected UTF-8", setting.name, printable(text));
+  };
+  if (const auto* text = std::get_if<std::string*>(&setting.value)) check(**text);
+  if (const auto* texts = std::get_if<Strings*>(&setting.value))
+    for (const std::string& text : **texts) check(text);
 }
 
 }  // namespace
@@ -140,6 +145,7 @@ std::optional<Command> parse_command(const Strings& arguments, const TrainOption
 
 TrainOptions complete(const Command& command) {
   TrainOptions o = command.options;
+  for (const Setting& setting : settings_of(o)) require_utf8(setting);
   const auto given = [&](const char* name) { return command.given.contains(name); };
   // Only what the command line itself names: a file may hold settings that this run has no use for.
   const auto only_with = [&](const char* name, bool sensible, const std::string& needed) {

@@ -33,7 +33,4 @@ Strings arguments_of(const std::string& toml, const std::string& name, const std
 const std::vector<std::string>& preset_names();
 const Strings& preset_arguments(const std::string& preset);
 
-// The one of `names` that takes the fewest insertions, deletions and replacements to get from `name` (Levenshtein).
-std::string nearest_name(const std::string& name, const std::vector<std::string>& names);
-
 }  // namespace examples

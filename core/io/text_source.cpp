@@ -1,5 +1,7 @@
 #include "strobe/core/io/text_source.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
@@ -71,6 +73,10 @@ std::string read_text(const std::string& path) {
   const std::unique_ptr<std::FILE, decltype(close)> file(standard_input ? stdin : std::fopen(path.c_str(), "rb"),
                                                          close);
   STROBE_CHECK(file != nullptr, "read: ", name, " cannot be read: ", std::strerror(errno));
+  struct stat status;
+  const bool device = !standard_input && fstat(fileno(file.get()), &status) == 0 &&
+                      (S_ISCHR(status.st_mode) || S_ISBLK(status.st_mode));
+  STROBE_CHECK(!device, "read: ", name, " is a device, expected a file");  // some have no end
   std::string text;
   std::vector<char> chunk(size_t{1} << 20);
   while (const size_t count = std::fread(chunk.data(), 1, chunk.size(), file.get())) text.append(chunk.data(), count);

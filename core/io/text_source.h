@@ -20,7 +20,8 @@ struct Document {
 // Throws Error for a path that does not exist or is neither file nor folder, and for a folder without files.
 std::vector<std::string> list_text_files(const std::vector<std::string>& paths);
 
-// Reads all of them. Throws Error, naming the file, for one that is empty, cannot be read, or is a git-lfs pointer.
+// Reads all of them. Throws Error, naming the file, for one that is empty, cannot be read, or is a device or a git-lfs
+// pointer.
 std::vector<Document> read_documents(const std::vector<std::string>& paths);
 std::string read_text(const std::string& path);
 

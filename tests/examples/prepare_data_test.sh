@@ -36,6 +36,7 @@ check "its training tokens" diff <(ids chars/text_train_000000.bin | words) <(ec
 check "its held-out tokens" diff <(ids chars/text_val_000000.bin | words) <(echo -n ' 20240520 1 3 0 1 2 ')
 
 printf '' >empty
+refuses "a misspelt option" '--dta: unknown option; the nearest is --data$' --dta texts --out x
 refuses "no text" '--data is required' --out x
 refuses "a missing text" 'read: nothing does not exist' --data nothing --out x
 refuses "an empty text" 'read: empty is empty' --data empty --out x

@@ -83,6 +83,35 @@ check "a path with spaces" train --data text --out "a folder/with spaces"
 # shellcheck disable=SC2016  # the inner bash expands
 check "the file may come through a pipe" bash -c '"$0" "${@:2}" --data <(cat "$1")' "$train_gpt" text "${small[@]}" --out pipe
 
+# What stands in the way of a comparison is said before its first run.
+mv compared/flash compared_flash
+train --data text --compare flash,standard --out compared >stdout 2>stderr
+check "comparison: a folder that holds a run" grep -q '^train_gpt: --out compared/standard: holds a run' stderr
+check "comparison: the other one was not begun" test ! -e compared/flash
+
+# A reader that is gone costs nothing.
+endless=(--data text --steps 1000000000 --eval-interval 1000000000)
+train "${endless[@]}" --steps 100000 --out unheard 2>stderr | head -n 5 >stdout
+status=${PIPESTATUS[0]}
+step=$(readlink unheard/checkpoints/last)
+if ((status == 1)) && grep -q '^train_gpt: standard output: cannot be written; stopped after step .* and saved' stderr && [[ $step > step-00000000 && $step < step-00100000 ]]; then pass; else
+  fail "output that is lost: status $status, saved ${step:-nothing}, $(head -c 500 stderr)"
+fi
+mkfifo output
+cat output >stdout &
+reader=$!
+"$train_gpt" "${small[@]}" "${endless[@]}" --out unread >output 2>stderr &
+trainer=$!
+while kill -0 $trainer 2>/dev/null && ! grep -qs '"step":100,' unread/metrics.jsonl; do sleep 0.01; done
+kill $reader
+wait $reader 2>/dev/null
+kill -INT $trainer
+wait $trainer
+status=$?
+if ((status == 3)) && [[ -e unread/checkpoints/last ]]; then pass; else
+  fail "interrupted together with the reader: status $status, $(head -c 500 stderr)"
+fi
+
 # The same seed gives the same bits; another seed does not.
 losses() { sed -E 's/,"(tokens_per_second|seconds|median_tokens_per_second)":[^,}]*//g' "$1/metrics.jsonl"; }
 train --data text --dropout 0.1 --seed 7 --out first >/dev/null 2>&1
@@ -106,6 +135,12 @@ refuses "missing file" 'missing does not exist' --data missing
 mkdir nothing
 refuses "empty folder" 'holds no files with text' --data nothing
 refuses "device" 'is a device' --data /dev/zero
+refuses "settings from a device" '/dev/zero is a device' --config /dev/zero --data text
+refuses "comparison of standard input" '--compare with standard input' --data - --compare flash,standard
+refuses "comparison of one with itself" '--compare: flash given twice' --data text --compare flash,flash
+cp text $'caf\xe9'
+refuses "a path that the settings cannot hold" "--data: 'caf[?]' given, expected UTF-8" --data $'caf\xe9'
+refuses "a prompt that they cannot hold" "--prompt: '[?]' given, expected UTF-8" --data text --tokenizer byte --prompt $'\xff'
 refuses "no data" '--data: missing, expected' --steps 1
 refuses "context 0" '--context: 0 given, expected an integer from 1' --data text --context 0
 refuses "heads" '--heads: 3 given, expected a divisor of --embed-dim 128' --data text --heads 3

@@ -98,6 +98,11 @@ check "after $kills kills the losses are the same" diff <(losses killed | grep '
 check "after $kills kills the weights are the same" cmp {killed,undisturbed}/checkpoints/last/model.safetensors
 check "generate reads the checkpoint" "$generate" --checkpoint killed --tokens 5
 check "and one folder of it" "$generate" --checkpoint killed/checkpoints/last --tokens 5 --prompt 'In the'
+"$generate" --chekpoint killed >stdout 2>stderr
+check "generate knows the nearest option" grep -q '^generate: --chekpoint: unknown option; the nearest is --checkpoint$' stderr
+tr -d '\n' <text >unbroken
+check "a run without line breaks" "$train_gpt" "${settings[@]}" --data unbroken --steps 2 --out unbroken_run
+check "generate begins without one" "$generate" --checkpoint unbroken_run --tokens 5
 
 # A run that is still going keeps others out of its folder.
 "$train_gpt" "${kill_settings[@]}" --out busy >stdout 2>stderr &
