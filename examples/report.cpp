@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <strobe/strobe.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +16,8 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <vector>
+
+#include "option_checks.h"
 
 namespace examples {
 namespace {
@@ -199,6 +202,12 @@ void MetricsFile::write(const nlohmann::ordered_json& object) {
 
 void MetricsFile::sync() {
   if (fsync(fileno(file_)) != 0) fail();
+}
+
+void MetricsFile::require_there() const {
+  struct stat status;
+  if (fstat(fileno(file_), &status) != 0) fail();
+  require(status.st_nlink > 0, "{}: was removed while it was written", path_);
 }
 
 void MetricsFile::fail() const {

@@ -72,7 +72,8 @@ class MetricsFile {
   MetricsFile& operator=(const MetricsFile&) = delete;
 
   void write(const nlohmann::ordered_json& object);
-  void sync();  // to the disk
+  void sync();                 // to the disk
+  void require_there() const;  // throws when another program has removed it
 
  private:
   [[noreturn]] void fail() const;

@@ -79,6 +79,8 @@ TrainingData load_data(const TrainOptions& o, const std::optional<Tokenizer>& sa
     for (const TokenSource* part : {&data.split.training, &data.split.validation})
       part->check_vocabulary(data.vocab_size);
   require_windows(data.split, o.context);
+  data.training_fingerprint = data.split.training.fingerprint();
+  data.validation_fingerprint = data.split.validation.fingerprint();
   return data;
 }
 

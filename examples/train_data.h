@@ -14,6 +14,7 @@ namespace examples {
 struct TrainingData {
   std::string name;  // of the first file
   strobe::TokenSplit split;
+  uint64_t training_fingerprint = 0, validation_fingerprint = 0;  // of the tokens in them
   int64_t vocab_size = 0;
   std::optional<strobe::Tokenizer> tokenizer;  // none when the ids come from elsewhere
 };

@@ -19,6 +19,9 @@ namespace {
 using namespace strobe;
 using Clock = std::chrono::steady_clock;
 
+// So many steps without an update, and no later one will have any: the weights themselves are not finite.
+constexpr int64_t most_skipped_in_a_row = 20;
+
 volatile std::sig_atomic_t stop_signal = 0;
 
 // While it exists the first SIGINT or SIGTERM asks the loop to stop; a second one ends the process at once.
@@ -159,7 +162,8 @@ class Loop {
       if (stop && !unread_.empty()) read_steps();
       const bool due = done_.step > 0 && done_.step % o_.save_interval == 0;
       const bool unsaved = saved_step_ != done_.step || saved_evaluation_ != done_.evaluated_step;
-      if (improved || ((stop || due) && unsaved)) save(improved);
+      const bool sound = skipped_in_a_row_ == 0;  // else older weights, which may be sound, would make room for these
+      if (improved || ((stop || (due && sound)) && unsaved)) save(improved);
       if (stop) {
         training_.model.training = false;
         return signalled     ? Ending::signal
@@ -195,7 +199,11 @@ class Loop {
     const MemoryStats memory = memory_stats();
     for (size_t i = 0; i < unread_.size(); ++i) {
       const Step& step = unread_[i];
-      if (!std::isfinite(losses[i]) || !std::isfinite(norms[i])) refuse(step, losses[i]);
+      if (std::isfinite(losses[i]) && std::isfinite(norms[i])) {
+        skipped_in_a_row_ = 0;
+      } else {
+        refuse(step, losses[i]);
+      }
       metrics_.write({{"step", step.number},
                       {"loss", losses[i]},
                       {"learning_rate", step.rate},
@@ -215,10 +223,11 @@ class Loop {
     const std::string message =
         fmt::format("step {}: {}, the update was not made; first non-finite tensor: {}", step.number, what,
                     first_non_finite(training_.model, step.batches).value_or("none when computed again"));
-    if (!o_.skip_non_finite)
-      throw Error(message +
-                  "; stopped, checkpoints are as they were (a lower --lr may help, --skip-non-finite goes on)");
+    constexpr const char* stopped = "; stopped, checkpoints are as they were (a lower --lr may help";
+    if (!o_.skip_non_finite) throw Error(message + stopped + ", --skip-non-finite goes on)");
     ++done_.skipped;
+    if (++skipped_in_a_row_ == most_skipped_in_a_row)
+      throw Error(fmt::format("{}; left out, the last of {} in a row{})", message, skipped_in_a_row_, stopped));
     progress_.line(fmt::format("{}; left out, {} so far", message, done_.skipped));
   }
 
@@ -254,6 +263,7 @@ class Loop {
                     {.keep_last = o_.keep, .best = best});
     saved_step_ = done_.step;
     saved_evaluation_ = done_.evaluated_step;
+    metrics_.require_there();  // only now: what was learned is saved
   }
 
   Training& training_;
@@ -269,6 +279,7 @@ class Loop {
   Progress progress_;
   int64_t saved_step_;        // of the newest checkpoint
   int64_t saved_evaluation_;  // the last evaluation that it knows of
+  int64_t skipped_in_a_row_ = 0;
   std::vector<Step> unread_;
   Clock::time_point unread_since_;
   double smoothed_rate_ = 0;

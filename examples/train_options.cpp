@@ -155,6 +155,8 @@ TrainOptions complete(const Command& command) {
   require(!o.data.empty() || !o.tokens.empty(),
           "--data: missing, expected --data FILE (a text) or --tokens FILE (token ids)");
   require(o.data.empty() || o.tokens.empty(), "--data and --tokens: both given, expected one of them");
+  require(std::count(o.data.begin(), o.data.end(), "-") + std::count(o.val_data.begin(), o.val_data.end(), "-") <= 1,
+          "--data and --val-data: standard input (-) given twice, expected at most once");
   const bool names_a_kind = o.tokenizer == "char" || o.tokenizer == "byte" || o.tokenizer == "bpe";
   if (!o.tokens.empty()) {
     only_with("tokenizer", !names_a_kind, "--data, or with the path of the tokenizer that --tokens come from");

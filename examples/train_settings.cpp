@@ -109,7 +109,7 @@ std::vector<Setting> declare_settings(CLI::App& app, TrainOptions& o) {
   integer("--log-interval", o.log_interval, 0, any_size,
           "steps between looks at the losses, for which a GPU has to wait; 0: 1 on the CPU, 10 on a GPU");
   flag("--skip-non-finite", o.skip_non_finite,
-       "leave out steps whose loss or gradients are not finite, and count them");
+       "leave out steps whose loss or gradients are not finite, and count them; 20 in a row end the run");
 
   group("Results");
   text("--out", o.out, "FOLDER", "where they go; unless given, runs/ and the name of the data");

@@ -107,6 +107,8 @@ Checkpoint to_checkpoint(const Training& training, const TrainOptions& o, const 
              {"data_index", position.index},
              {"training_tokens", data.split.training.size()},
              {"validation_tokens", data.split.validation.size()},
+             {"training_fingerprint", data.training_fingerprint},
+             {"validation_fingerprint", data.validation_fingerprint},
              {"vocab_size", data.vocab_size}};
   if (done.best_loss) state["best_loss"] = *done.best_loss;
 
@@ -124,11 +126,17 @@ Checkpoint to_checkpoint(const Training& training, const TrainOptions& o, const 
 
 void restore(Training& training, const Checkpoint& checkpoint, const TrainingData& data) {
   const Json state = state_of(checkpoint);
-  for (const auto& [key, part] :
-       {std::pair{"training_tokens", &data.split.training}, std::pair{"validation_tokens", &data.split.validation}})
-    require(number<int64_t>(state, key) == part->size(),
-            "--resume: {} {} given, expected the {} that the run began with: is it the same text?", part->size(), key,
-            number<int64_t>(state, key));
+  const auto require_same = [&](const std::string& part, int64_t size, uint64_t fingerprint) {
+    const int64_t expected = number<int64_t>(state, (part + "_tokens").c_str());
+    require(expected == size,
+            "--resume: {} {} tokens given, expected the {} that the run began with: is it the same text?", size, part,
+            expected);
+    require(number<uint64_t>(state, (part + "_fingerprint").c_str()) == fingerprint,
+            "--resume: as many {} tokens given as the run began with, {}, but others: is it the same text?", part,
+            size);
+  };
+  require_same("training", data.split.training.size(), data.training_fingerprint);
+  require_same("validation", data.split.validation.size(), data.validation_fingerprint);
   load(training.model, tensors_of(checkpoint, weights_file));
   std::visit(
       [&](auto& optimizer) {

@@ -10,8 +10,10 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "strobe/core/io/atomic_file.h"
+#include "strobe/core/io/mapped_file.h"
 
 namespace strobe {
 namespace {
@@ -133,6 +135,15 @@ std::string read_text_file(const fs::path& path, uint64_t size) {
   return text;
 }
 
+// As much of it as tells what it is.
+std::string read_start(const fs::path& path) {
+  std::string text(64, '\0');
+  std::ifstream file(path, std::ios::binary);
+  file.read(text.data(), std::ssize(text));
+  text.resize(static_cast<size_t>(file.gcount()));
+  return text;
+}
+
 uint64_t size_of_file(const fs::path& path) {
   std::error_code code;
   const fs::file_status status = fs::status(path, code);
@@ -201,6 +212,10 @@ Checkpoint load_checkpoint(const std::string& path) {
                  " lists a file '", name.substr(0, 40), "' without a size or outside of the folder");
     const fs::path file = fs::path(path) / name;
     const uint64_t found = size_of_file(file);
+    if (found != size.get<uint64_t>()) {
+      const std::string start = read_start(file);
+      refuse_git_lfs_pointer(file.string(), std::as_bytes(std::span(start)));
+    }
     STROBE_CHECK(found == size.get<uint64_t>(), "load_checkpoint: ", file.string(), " has ", found, " bytes, expected ",
                  size.get<uint64_t>(), ": cut short or changed since it was written");
     if (name.ends_with(tensor_suffix)) {

@@ -132,6 +132,17 @@ void TokenSource::check_vocabulary(int64_t vocab_size) const {
   }
 }
 
+uint64_t TokenSource::fingerprint() const {
+  uint64_t hash = 0xcbf29ce484222325;
+  std::vector<int32_t> chunk(size_t{1} << 16);
+  for (int64_t begin = 0; begin < size_; begin += std::ssize(chunk)) {
+    chunk.resize(static_cast<size_t>(std::min<int64_t>(std::ssize(chunk), size_ - begin)));
+    read(begin, chunk);
+    for (const int32_t id : chunk) hash = (hash ^ static_cast<uint32_t>(id)) * 0x100000001b3;
+  }
+  return hash;
+}
+
 TokenSplit split_tokens(const TokenSource& tokens, double validation_fraction) {
   STROBE_CHECK(validation_fraction > 0 && validation_fraction < 1, "split_tokens: validation_fraction ",
                validation_fraction, " given, expected one between 0 and 1");

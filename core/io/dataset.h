@@ -30,6 +30,8 @@ class TokenSource {
   TokenSource slice(int64_t begin, int64_t end, std::string name) const;
   // Throws, naming file, position, id and vocabulary, unless all ids are below vocab_size. Reads everything once.
   void check_vocabulary(int64_t vocab_size) const;
+  // A hash of all ids in their order (FNV-1a over 32-bit words), whatever pieces they lie in. Reads everything once.
+  uint64_t fingerprint() const;
 
  private:
   struct Piece {

@@ -96,8 +96,11 @@ TEST_CASE("checkpoint: damaged ones are passed over, with what is wrong") {
   REQUIRE(newest->damaged.size() == 2);
   CHECK(contains(newest->damaged[0], "step-00000004/model.safetensors has 20 bytes, expected"));
   CHECK(contains(newest->damaged[1], "step-00000003/state.json is missing"));
-  for (const char* step : {"step-00000001", "step-00000002"}) fs::remove_all(folder.path / step);
-  CHECK(contains(error_of([&] { load_newest_checkpoint(path); }), "has 20 bytes, expected"));
+  write_file(folder.path / "step-00000004/model.safetensors",
+             "version https://git-lfs.github.com/spec/v1\noid sha256:0\n");
+  CHECK(contains(load_newest_checkpoint(path)->damaged[0], "step-00000004/model.safetensors is a git-lfs pointer"));
+  for (const char* step : {"step-00000001", "step-00000002", "step-00000003"}) fs::remove_all(folder.path / step);
+  CHECK(contains(error_of([&] { load_newest_checkpoint(path); }), "is a git-lfs pointer"));
 }
 
 TEST_CASE("checkpoint: a list that is crafted, cut or of another version is refused") {

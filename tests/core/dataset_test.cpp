@@ -181,6 +181,10 @@ TEST_CASE("dataset: token files are one sequence, as are vectors") {
   CHECK(all_of(files.slice(400, 700, "part").slice(90, 110, "part")) ==
         std::vector<int32_t>(ids.begin() + 490, ids.begin() + 510));
   CHECK(files.slice(10, 10, "none").size() == 0);
+  CHECK(files.fingerprint() == TokenSource(ids).fingerprint());
+  std::vector<int32_t> others(ids);
+  std::swap(others[998], others[999]);
+  CHECK(TokenSource(others).fingerprint() != files.fingerprint());
   TokenDataset from_files(files, 16, 4), from_vector(TokenSource(ids), 16, 4);
   for (int i = 0; i < 20; ++i) CHECK(same_bits(from_files.next_batch(4).tokens, from_vector.next_batch(4).tokens));
   std::vector<int32_t> out(3);

@@ -137,6 +137,7 @@ refuses "empty folder" 'holds no files with text' --data nothing
 refuses "device" 'is a device' --data /dev/zero
 refuses "settings from a device" '/dev/zero is a device' --config /dev/zero --data text
 refuses "comparison of standard input" '--compare with standard input' --data - --compare flash,standard
+refuses "standard input twice" 'standard input [(]-[)] given twice' --data - --val-data -
 refuses "comparison of one with itself" '--compare: flash given twice' --data text --compare flash,flash
 cp text $'caf\xe9'
 refuses "a path that the settings cannot hold" "--data: 'caf[?]' given, expected UTF-8" --data $'caf\xe9'
@@ -231,6 +232,12 @@ fi
 check "non-finite loss: the checkpoint of before is there" test "$(readlink wild/checkpoints/last)" = step-00000001
 train --resume --out wild --steps 4 --skip-non-finite >stdout 2>stderr
 check "steps that are left out are counted" grep -q '^step 4: the loss is not finite.*; left out, 3 so far$' stdout
+train --resume --out wild --steps 40 --skip-non-finite --save-interval 1 --eval-interval 100 --keep 2 >stdout 2>stderr
+status=$?
+if ((status == 1)) && grep -q '^train_gpt: step .*, the last of 20 in a row; stopped, checkpoints are as they were' stderr; then pass; else
+  fail "too many steps left out: status $status, $(head -c 500 stderr)"
+fi
+check "and none of them drives a checkpoint away" test -d wild/checkpoints/step-00000001
 
 # A full disk while saving: here the largest file the process may write is smaller than the checkpoint.
 cp -r run full

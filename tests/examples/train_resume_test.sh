@@ -117,6 +117,16 @@ if ((status == 1)) && grep -q '^train_gpt: save.*: busy/checkpoints.*: No such f
   fail "a vanished folder: status $status, $(cat stderr)"
 fi
 
+# So do metrics that vanish, after a checkpoint.
+"$train_gpt" "${kill_settings[@]}" --save-interval 50 --out unmeasured >stdout 2>stderr &
+await_checkpoint unmeasured 50 $!
+rm unmeasured/metrics.jsonl
+wait $!
+status=$?
+if ((status == 1)) && grep -q '^train_gpt: unmeasured/metrics.jsonl: was removed while it was written$' stderr; then pass; else
+  fail "vanished metrics: status $status, $(cat stderr)"
+fi
+
 # What changes between the parts of a run, and what cannot.
 rm -rf part && "$train_gpt" "${settings[@]}" --steps 10 --out part >stdout 2>&1
 check "more steps at another rate" "$train_gpt" --resume --out part --steps 20 --lr 1e-3
@@ -134,8 +144,10 @@ refused() { # refused NAME PATTERN OPTIONS...: one line that matches, and the ru
 refused "another model" 'began with --layers 2, now 3; --heads 2, now 4; what it began with wins' --layers 3 --heads 4
 refused "another tokenizer" 'began with --tokenizer "char", now "byte"' --tokenizer byte
 head -n 200 text >shorter
-refused "another text" 'training_tokens given, expected the [0-9]+ that the run began with' --data shorter
+refused "another text" 'training tokens given, expected the [0-9]+ that the run began with' --data shorter
 tr '[:lower:]' '[:upper:]' <text >upper
+tac text >reordered
+refused "as much of another text" 'as many training tokens given as the run began with, [0-9]+, but others' --data reordered
 refused "text with other characters" 'read|characters' --data upper
 refused "overwrite and resume" 'both given' --overwrite
 sed -i 's/"version": 1/"version": 2/' part/checkpoints/step-*/checkpoint.json
