@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -64,6 +65,13 @@ RunFolder::~RunFolder() {
   close(descriptor_);
   std::error_code ignored;
   if (made_ && !begun_) fs::remove(path, ignored);  // nothing came of it
+}
+
+void RunFolder::require_there() const {
+  struct stat claimed, found;
+  require(fstat(descriptor_, &claimed) == 0 && stat(path.c_str(), &found) == 0 && claimed.st_dev == found.st_dev &&
+              claimed.st_ino == found.st_ino,
+          "--out {}: was moved or removed, expected the folder that the run began with", path.string());
 }
 
 void RunFolder::begin() {

@@ -21,6 +21,9 @@ class RunFolder {
   // once everything else about the new run has proved usable.
   void begin();
 
+  // Throws when another folder stands at `path` now, or none: what this process writes would go to another run.
+  void require_there() const;
+
   const std::filesystem::path path, checkpoints, config, metrics, curve;
 
  private:

@@ -1,15 +1,18 @@
 // Trains a GPT on a text and lets it write: train_gpt --data FILE. Everything it needs of the framework is one header.
 //
 // Exit status: 0 when the run is finished, 1 after an error, 3 when SIGINT or SIGTERM stopped it and it was saved.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <strobe/strobe.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "loss_curve.h"
 #include "option_checks.h"
@@ -38,7 +41,8 @@ Start fresh_start(const Command& command) { return {complete(command), std::null
 Start resumed_start(const Command& command, const std::string& out) {
   const std::string checkpoints = checkpoints_in(out).string();
   std::optional<NewestCheckpoint> newest = load_newest_checkpoint(checkpoints);
-  require(newest.has_value(), "--resume: {} has no checkpoint, expected --out FOLDER of a run that has saved one",
+  require(newest.has_value(),
+          "--resume: {} has no checkpoint, expected --out FOLDER of a run that has saved one (--overwrite begins anew)",
           checkpoints);
   for (const std::string& damage : newest->damaged) fmt::print("passed over: {}\n", damage);
   std::vector<std::string> notes;
@@ -137,6 +141,7 @@ Result run(const Start& start, FolderUse use) {
   Training training = make_training(o, data);
   if (start.from) restore(training, start.from->checkpoint, data);
   folder.begin();
+  if (start.from) repair_checkpoint_links(folder.checkpoints.string(), training.done.step);
   write_text(folder.config, to_toml(o));
   MetricsFile metrics(folder.metrics,
                       [&](const nlohmann::ordered_json& line) { return is_before(line, training.done); });
@@ -216,6 +221,10 @@ int run_compared(const Command& command) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // Where a standard stream is closed, a file that is opened would take its place.
+  int descriptor = open("/dev/null", O_RDWR);
+  while (descriptor >= 0 && descriptor <= STDERR_FILENO) descriptor = open("/dev/null", O_RDWR);
+  close(descriptor);
   std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // a log shows every line as it comes
   // A file beyond the allowed size, and a reader that is gone, are errors of write, which are reported.
   std::signal(SIGXFSZ, SIG_IGN);
@@ -227,7 +236,9 @@ int main(int argc, char** argv) {
     return status;
   } catch (const std::exception& error) {
     std::fflush(stdout);
-    fmt::print(stderr, "train_gpt: {}\n", error.what());
+    // What fmt throws does not say which file it is.
+    const bool unnamed = std::ferror(stdout) != 0 && dynamic_cast<const std::system_error*>(&error) != nullptr;
+    fmt::print(stderr, "train_gpt: {}{}\n", unnamed ? "standard output: " : "", error.what());
     return 1;
   }
 }

@@ -259,8 +259,9 @@ class Loop {
 
   void save(bool best) {
     metrics_.sync();
-    save_checkpoint(folder_.checkpoints.string(), to_checkpoint(training_, o_, data_),
-                    {.keep_last = o_.keep, .best = best});
+    const Checkpoint checkpoint = to_checkpoint(training_, o_, data_);
+    folder_.require_there();
+    save_checkpoint(folder_.checkpoints.string(), checkpoint, {.keep_last = o_.keep, .best = best});
     saved_step_ = done_.step;
     saved_evaluation_ = done_.evaluated_step;
     metrics_.require_there();  // only now: what was learned is saved

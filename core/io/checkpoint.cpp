@@ -90,7 +90,7 @@ void point_link(const fs::path& link, const fs::path& target) {
   move(fresh, link);
 }
 
-void write_files(const fs::path& folder, const Checkpoint& checkpoint) {
+void write_files(const fs::path& folder, const Checkpoint& checkpoint, bool best) {
   Json files = Json::object();
   const auto check_name = [](const std::string& name, bool tensors) {
     STROBE_CHECK(is_file_name(name) && name != list_file && name.ends_with(tensor_suffix) == tensors,
@@ -100,16 +100,22 @@ void write_files(const fs::path& folder, const Checkpoint& checkpoint) {
   for (const auto& [name, tensors] : checkpoint.tensors) {
     check_name(name, true);
     save_safetensors((folder / name).string(), tensors);
+    std::error_code code;
+    files[name] = fs::file_size(folder / name, code);
+    if (code) fail_to("save_checkpoint", folder / name, "read", code.value());
   }
   for (const auto& [name, text] : checkpoint.texts) {
     check_name(name, false);
     write_file_atomically((folder / name).string(), {{text.data(), text.size()}});
+    files[name] = text.size();
   }
-  for (const auto& entry : fs::directory_iterator(folder)) files[entry.path().filename().string()] = entry.file_size();
-  const std::string list =
-      Json{{"format", "strobe checkpoint"}, {"version", format_version}, {"step", checkpoint.step}, {"files", files}}
-          .dump(2) +
-      "\n";
+  const std::string list = Json{{"format", "strobe checkpoint"},
+                                {"version", format_version},
+                                {"step", checkpoint.step},
+                                {"best", best},
+                                {"files", files}}
+                               .dump(2) +
+                           "\n";
   write_file_atomically((folder / list_file).string(), {{list.data(), list.size()}});
   sync_folder(folder);
 }
@@ -144,6 +150,12 @@ std::string read_start(const fs::path& path) {
   return text;
 }
 
+// What load_newest_checkpoint does not pass over.
+class OtherVersion : public Error {
+ public:
+  using Error::Error;
+};
+
 uint64_t size_of_file(const fs::path& path) {
   std::error_code code;
   const fs::file_status status = fs::status(path, code);
@@ -170,14 +182,25 @@ Json read_list(const fs::path& folder) {
       false);
   STROBE_CHECK(list.is_object() && !too_deep && list.contains("format") && list["format"] == "strobe checkpoint",
                "load_checkpoint: ", path.string(), " is not the list of a checkpoint");
-  STROBE_CHECK(list.contains("version") && list["version"] == format_version, "load_checkpoint: ", path.string(),
-               " has version ", list.contains("version") ? list["version"].dump() : "none", ", expected ",
-               format_version, ": it was written by another version of this library");
+  if (!list.contains("version") || list["version"] != format_version) {
+    throw OtherVersion(concat_message("load_checkpoint: ", path.string(), " has version ",
+                                      list.contains("version") ? list["version"].dump() : "none", ", expected ",
+                                      format_version, ": it was written by another version of this library"));
+  }
   STROBE_CHECK(list.contains("step") && list["step"].is_number_unsigned() &&
                    list["step"].get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX) && list.contains("files") &&
                    list["files"].is_object(),
                "load_checkpoint: ", path.string(), " lacks step or files, expected the list of a checkpoint");
   return list;
+}
+
+bool was_best(const fs::path& path) {
+  try {
+    const Json list = read_list(path);
+    return list.contains("best") && list["best"] == true;
+  } catch (const Error&) {
+    return false;  // damaged
+  }
 }
 
 }  // namespace
@@ -190,7 +213,9 @@ void save_checkpoint(const std::string& folder, const Checkpoint& checkpoint, co
   remove_unfinished(folder);
   try {
     if (mkdir(fresh.c_str(), 0777) != 0) fail_to("save_checkpoint", fresh, "created", errno);
-    write_files(fresh, checkpoint);
+    std::error_code code;
+    const bool stays_best = fs::read_symlink(fs::path(folder) / "best", code) == path.filename();
+    write_files(fresh, checkpoint, options.best || stays_best);
     replace_folder(fresh, path);
     sync_folder(folder);
   } catch (...) {
@@ -201,6 +226,20 @@ void save_checkpoint(const std::string& folder, const Checkpoint& checkpoint, co
   point_link(fs::path(folder) / "last", path);
   if (options.best) point_link(fs::path(folder) / "best", path);
   remove_older(folder, checkpoint.step, options.keep_last);
+}
+
+void repair_checkpoint_links(const std::string& folder, int64_t step) {
+  const auto point = [&](const char* link, int64_t to) {
+    const fs::path path = checkpoint_path(folder, to);
+    std::error_code code;
+    if (fs::read_symlink(fs::path(folder) / link, code) != path.filename()) point_link(fs::path(folder) / link, path);
+  };
+  remove_unfinished(folder);
+  point("last", step);
+  const std::vector<int64_t> steps = checkpoint_steps(folder);
+  const auto best = std::find_if(steps.rbegin(), steps.rend(),
+                                 [&](int64_t each) { return each <= step && was_best(checkpoint_path(folder, each)); });
+  if (best != steps.rend()) point("best", *best);
 }
 
 Checkpoint load_checkpoint(const std::string& path) {
@@ -255,6 +294,8 @@ std::optional<NewestCheckpoint> load_newest_checkpoint(const std::string& folder
     const std::string path = checkpoint_path(folder, *step);
     try {
       return NewestCheckpoint{path, load_checkpoint(path), damaged};
+    } catch (const OtherVersion&) {
+      throw;
     } catch (const Error& error) {
       damaged.push_back(error.what());
     }

@@ -26,6 +26,10 @@ struct CheckpointOptions {
 // written.
 void save_checkpoint(const std::string& folder, const Checkpoint& checkpoint, const CheckpointOptions& options = {});
 
+// Points "last" to the checkpoint of `step`, and "best" to the newest up to it that was the best when it was saved: a
+// process that is killed between the steps of save_checkpoint leaves them behind. Throws Error as save_checkpoint does.
+void repair_checkpoint_links(const std::string& folder, int64_t step);
+
 // Reads one checkpoint folder, to the CPU. Throws Error, naming the file and what is wrong, unless it is whole and of
 // the version that save_checkpoint writes.
 Checkpoint load_checkpoint(const std::string& path);
@@ -41,7 +45,7 @@ struct NewestCheckpoint {
 };
 
 // The newest checkpoint in `folder` that can be read, if there is any. Throws what is wrong with the newest when there
-// are some but none can be read.
+// are some but none can be read, and when one is of another version.
 std::optional<NewestCheckpoint> load_newest_checkpoint(const std::string& folder);
 
 // The first few of what differs between a checkpoint and what it is loaded into, for a message.

@@ -75,6 +75,27 @@ TEST_CASE("checkpoint: one of the same step is replaced as a whole") {
   CHECK(names_in(folder.path) == Names{"best", "last", "step-00000001"});
 }
 
+TEST_CASE("checkpoint: links that a killed process left behind are repaired") {
+  const TemporaryFolder folder;
+  const std::string path = folder.path.string();
+  for (int64_t step = 1; step <= 4; ++step) save_checkpoint(path, example(step), {.keep_last = 9, .best = step <= 3});
+  save_checkpoint(path, example(3), {.keep_last = 9});  // still the best
+  const auto link = [&](const char* name, const char* to) {
+    fs::remove(folder.path / name);
+    if (to != nullptr) fs::create_symlink(to, folder.path / name);
+  };
+  for (const char* stale : {"step-00000002", static_cast<const char*>(nullptr)}) {
+    link("best", stale);
+    link("last", stale);
+    repair_checkpoint_links(path, 4);
+    CHECK(load_checkpoint(folder / "best").step == 3);
+    CHECK(load_checkpoint(folder / "last").step == 4);
+  }
+  fs::remove(folder.path / "step-00000002/checkpoint.json");  // damaged: as if it had not been the best
+  repair_checkpoint_links(path, 2);
+  CHECK(load_checkpoint(folder / "best").step == 1);
+}
+
 TEST_CASE("checkpoint: what an interrupted save left is passed over, and removed by the next one") {
   const TemporaryFolder folder;
   save_checkpoint(folder.path.string(), example(1));
@@ -99,6 +120,8 @@ TEST_CASE("checkpoint: damaged ones are passed over, with what is wrong") {
   write_file(folder.path / "step-00000004/model.safetensors",
              "version https://git-lfs.github.com/spec/v1\noid sha256:0\n");
   CHECK(contains(load_newest_checkpoint(path)->damaged[0], "step-00000004/model.safetensors is a git-lfs pointer"));
+  write_file(folder.path / "step-00000003/checkpoint.json", R"({"format": "strobe checkpoint", "version": 2})");
+  CHECK(contains(error_of([&] { load_newest_checkpoint(path); }), "has version 2, expected 1"));
   for (const char* step : {"step-00000001", "step-00000002", "step-00000003"}) fs::remove_all(folder.path / step);
   CHECK(contains(error_of([&] { load_newest_checkpoint(path); }), "is a git-lfs pointer"));
 }

@@ -97,6 +97,10 @@ step=$(readlink unheard/checkpoints/last)
 if ((status == 1)) && grep -q '^train_gpt: standard output: cannot be written; stopped after step .* and saved' stderr && [[ $step > step-00000000 && $step < step-00100000 ]]; then pass; else
   fail "output that is lost: status $status, saved ${step:-nothing}, $(head -c 500 stderr)"
 fi
+train --data text --out unheard_start >/dev/full 2>stderr
+check "standard output that was never writable" grep -q '^train_gpt: standard output: ' stderr
+train --data text --out closed 0<&- >&-
+check "closed standard streams spoil no file" test "$(grep -vc '^{' closed/metrics.jsonl)" = 0
 mkfifo output
 cat output >stdout &
 reader=$!

@@ -109,13 +109,14 @@ check "generate begins without one" "$generate" --checkpoint unbroken_run --toke
 await_checkpoint busy 1 $!
 "$train_gpt" --resume --out busy >other 2>&1
 check "one process for one folder" grep -q '^train_gpt: --out busy: another process is using it' other
-# A folder that vanishes stops the run.
-mv busy elsewhere
+# A folder that vanishes stops the run, and what takes its place is left alone.
+mv busy elsewhere && mkdir -p busy/checkpoints/step-00000000
 wait $!
 status=$?
-if ((status == 1)) && grep -q '^train_gpt: save.*: busy/checkpoints.*: No such file or directory' stderr; then pass; else
+if ((status == 1)) && grep -qE '^train_gpt: (--out busy: was moved or removed|save.*: busy/checkpoints.*: No such file or directory)' stderr; then pass; else
   fail "a vanished folder: status $status, $(cat stderr)"
 fi
+check "the folder in its place" test "$(find busy | wc -l) $(ls busy/checkpoints)" = "3 step-00000000"
 
 # So do metrics that vanish, after a checkpoint.
 "$train_gpt" "${kill_settings[@]}" --save-interval 50 --out unmeasured >stdout 2>stderr &
