@@ -59,9 +59,12 @@ template <class T>
   using Bits = std::conditional_t<is_float, uint32_t, uint64_t>;
   constexpr int mantissa_bits = is_float ? 23 : 52;
   constexpr T bias = is_float ? 127 : 1023;
-  constexpr T magic = T(1.5) * T(Bits(1) << mantissa_bits) + bias;    // adding it leaves n + bias in the low bits
-  const T clamped = x > bias + 1 ? bias + 1 : x < -bias ? -bias : x;  // NaN passes
-  const T shifted = clamped + magic;
+  constexpr T magic = T(1.5) * T(Bits(1) << mantissa_bits) + bias;  // adding it leaves n + bias in the low bits
+  constexpr Bits top = std::bit_cast<Bits>(magic + bias + 1);
+  const T clamped = x < -bias ? -bias : x;  // NaN passes
+  // Above, bounding n is cheaper and enough: infinity times whatever 2^r becomes is infinity.
+  const Bits bits = std::bit_cast<Bits>(clamped + magic);
+  const T shifted = std::bit_cast<T>(bits < top ? bits : top);
   const T r = clamped - (shifted - magic);
   T p;
   if constexpr (is_float) {

@@ -17,8 +17,8 @@ int64_t key_block_of(const Sequence& sequence) {
   return mask.shows_all({0, mask.seq_len_q}, {0, mask.seq_len_k}) ? long_key_block : short_key_block;
 }
 
-// Queries whose scores are worked on together: two rows of a tile for each fill half of the first-level cache.
-constexpr int64_t rows_in_cache = 8;
+// Queries whose scores are worked on together: two rows of a tile for each fill the first-level cache.
+constexpr int64_t rows_in_cache = 2 * strobe::cpu::tile_rows;
 
 // What one thread keeps in cache. Score tiles are (queries, keys); the key block stays, so it alone is transposed.
 template <class C>
@@ -148,6 +148,10 @@ class Backward {
   const C* lse_of(const Sequence& sequence, int64_t head) const {
     return static_cast<const C*>(forward_.lse) + first_row(forward_, sequence, head);
   }
+  // The first key block that some of the queries see: it writes their dquery, to which the others add.
+  static int64_t first_key_block(const Sequence& sequence, Interval queries) {
+    return sequence.mask.keys_of(queries).begin / key_block_of(sequence);
+  }
   // The key block whose turn it is to add to dquery of a query block.
   std::atomic<int64_t>* turn_of(const Sequence& sequence, int64_t head, int64_t block) const {
     return turns_ + matrix_of(forward_, sequence.batch, head) * query_blocks_ + block;
@@ -165,22 +169,22 @@ class Backward {
     return query_rows<C>(forward_, dquery_, sequence, head);
   }
 
-  // delta = rowsum(dout * out) - dlse, dquery = 0, and the first turn goes to the first key block that the queries see.
+  // delta = rowsum(dout * out) - dlse, dquery = 0 unless a key block writes it, and the first turn goes to that block.
   void prepare(const Sequence& sequence, int64_t head, int64_t block, const BackwardTiles<C>& tile) {
     const Interval queries = queries_of_block(sequence, block);
     if (queries.empty()) return;
     const HeadRows<C> dquery = rows_of_dquery(sequence, head);
     const int64_t first = first_row(forward_, sequence, head);
     C* const delta = delta_ + first;
+    const bool see_nothing = sequence.mask.keys_of(queries).empty();
     load_tile(rows_of_queries(forward_.out, sequence, head), queries, head_dim_, tile.query);
     load_tile(rows_of_dout(sequence, head), queries, head_dim_, tile.dout);
     row_products(tile.dout, tile.query, queries.size(), head_dim_, delta + queries.begin);
     for (int64_t i = queries.begin; i < queries.end; ++i) {
       if (args_.dlse != nullptr) delta[i] -= static_cast<const C*>(args_.dlse)[first + i];
-      std::fill(dquery.row(i), dquery.row(i) + head_dim_, C(0));
+      if (see_nothing) std::fill(dquery.row(i), dquery.row(i) + head_dim_, C(0));
     }
-    new (turn_of(sequence, head, block))
-        std::atomic<int64_t>(sequence.mask.keys_of(queries).begin / key_block_of(sequence));
+    new (turn_of(sequence, head, block)) std::atomic<int64_t>(first_key_block(sequence, queries));
     split_lse(sequence, head, queries, tile);
   }
 
@@ -249,42 +253,54 @@ class Backward {
   // query, dout, p, ds: the queries' first rows in the tiles.
   void differentiate_rows(const Sequence& sequence, int64_t head, Interval queries, Interval keys,
                           const BackwardTiles<C>& tile, const C* query, const C* dout, C* p, C* ds) const {
+    const Mask& mask = sequence.mask;
     const Scores<C> score = scores_of<C>(forward_, sequence, head);
     const int64_t matrix = matrix_of(forward_, sequence.batch, head);
     const int64_t columns = whole_vectors<C>(keys.size());
+    // Whole vectors around what some of the queries see: the columns worked on
+    const Interval seen = mask.keys_of(queries).within(keys);
+    const int64_t begin = seen.begin / vector_size<C> * vector_size<C>, end = whole_vectors<C>(seen.end);
+
     // S = Q K^T, dP = dO V^T
-    gemm_tile<C>(queries.size(), columns, head_dim_, query, width_, 1, tile.key_transposed, columns, p, columns, false);
-    gemm_tile<C>(queries.size(), columns, head_dim_, dout, width_, 1, tile.value_transposed, columns, ds, columns,
-                 false);
+    const auto multiply = [&](const C* a, const C* b, C* out) {
+      gemm_tile<C>(queries.size(), end - begin, head_dim_, a, width_, 1, b + begin, columns, out + begin, columns,
+                   false);
+    };
+    multiply(query, tile.key_transposed, p);
+    multiply(dout, tile.value_transposed, ds);
     if (dropout_.drops()) drop(dropout_, matrix, queries, keys, ds, columns, 1);
 
     // P = exp(S - L), dS = P (dP - delta), both 0 where hidden
     const C scale = static_cast<C>(forward_.softmax_scale), rest = score.rest();
     const int64_t first = first_row(forward_, sequence, head);
+    const HeadRows<T> next_query = rows_of_queries(forward_.query, sequence, head);
+    const HeadRows<T> next_dout = rows_of_dout(sequence, head);
+    const HeadRows<C> dquery = rows_of_dquery(sequence, head);
     C* p_row = p;
     C* ds_row = ds;
     for (int64_t i = queries.begin; i < queries.end; ++i, p_row += columns, ds_row += columns) {
-      const Interval visible = sequence.mask.keys_of(i).within(keys);
-      if (visible.size() < columns) {
-        for (C* row : {p_row, ds_row}) {
-          std::fill(row, row + visible.begin, C(0));
-          std::fill(row + visible.end, row + columns, C(0));
-        }
+      prefetch_row(dquery, i, head_dim_);
+      if (const int64_t next = i + attention_block; next < mask.seq_len_q) {
+        prefetch_row(next_query, next, head_dim_);
+        prefetch_row(next_dout, next, head_dim_);
       }
-      if (!score.plain()) {
-        score.finish(p_row + visible.begin, visible.size(), i, 0, keys.begin + visible.begin, 1,
-                     tile.softcap_slopes + visible.begin);
-      }
+      if (!score.plain()) score.finish(p_row + begin, end - begin, i, 0, keys.begin + begin, 1, tile.softcap_slopes);
       if (const C reference = reference_[first + i]; reference != 0) {
-        for (int64_t j = visible.begin; j < visible.end; ++j) p_row[j] -= reference;
+        for (int64_t j = begin; j < end; ++j) p_row[j] -= reference;
       }
       const C log_sum = log_sum_[first + i], delta = delta_[first + i];
 #pragma omp simd
-      for (int64_t j = visible.begin; j < visible.end; ++j) {
+      for (int64_t j = begin; j < end; ++j) {
         p_row[j] = exp2_((p_row[j] * rest - log_sum) * std::numbers::log2e_v<C>);
         ds_row[j] = p_row[j] * (ds_row[j] - delta) * scale;
       }
-      for (int64_t j = visible.begin; score.softcap != 0 && j < visible.end; ++j) ds_row[j] *= tile.softcap_slopes[j];
+      for (int64_t j = begin; score.softcap != 0 && j < end; ++j) ds_row[j] *= tile.softcap_slopes[j - begin];
+      const Interval visible = mask.keys_of(i).within(keys);
+      if (visible.size() == columns) continue;
+      for (C* row : {p_row, ds_row}) {
+        std::fill(row, row + visible.begin, C(0));
+        std::fill(row + visible.end, row + columns, C(0));
+      }
     }
     if (dropout_.drops()) drop(dropout_, matrix, queries, keys, p, columns, 1);
   }
@@ -303,26 +319,20 @@ class Backward {
       const Interval few{queries.begin + i, std::min(queries.begin + i + rows_in_cache, queries.end)};
       differentiate_rows(sequence, head, few, keys, tile, tile.query + i * width_, tile.dout + i * width_,
                          tile.p + i * columns, tile.ds + i * columns);
-      for (int64_t row = few.begin; row < few.end; ++row) {
-        prefetch_row(dquery, row, head_dim_);
-        if (const int64_t next = row + attention_block; next < mask.seq_len_q) {
-          prefetch_row(query, next, head_dim_);
-          prefetch_row(dout, next, head_dim_);
-        }
-      }
     }
 
     // dV += P^T dO, dK += dS^T Q, dQ += dS K
     const auto keys_of = [&](int64_t i) { return mask.keys_of(queries.begin + i).within(keys); };
     const auto queries_of = [&](int64_t j) { return mask.queries_of(keys.begin + j).within(queries); };
     const bool all_visible = mask.shows_all(queries, keys);
-    add_masked_product<C>(all_visible, keys.size(), width_, rows, tile.p, 1, columns, tile.dout, width_, tile.dvalue,
-                          width_, queries_of);
-    add_masked_product<C>(all_visible, keys.size(), width_, rows, tile.ds, 1, columns, tile.query, width_, tile.dkey,
-                          width_, queries_of);
+    masked_product<C>(all_visible, keys.size(), width_, rows, tile.p, 1, columns, tile.dout, width_, tile.dvalue,
+                      width_, true, queries_of);
+    masked_product<C>(all_visible, keys.size(), width_, rows, tile.ds, 1, columns, tile.query, width_, tile.dkey,
+                      width_, true, queries_of);
     await_turn(turn, block);
-    add_masked_product<C>(all_visible, rows, head_dim_, keys.size(), tile.ds, columns, 1, tile.key, width_,
-                          dquery.row(queries.begin), dquery.row_stride, keys_of);
+    masked_product<C>(all_visible, rows, head_dim_, keys.size(), tile.ds, columns, 1, tile.key, width_,
+                      dquery.row(queries.begin), dquery.row_stride, block > first_key_block(sequence, queries),
+                      keys_of);
     turn.store(block + 1, std::memory_order_release);
   }
 
@@ -334,6 +344,7 @@ class Backward {
 
   void store(const C* tile, Interval rows, const HeadRows<T>& target) {
     for (int64_t j = 0; j < rows.size(); ++j) {
+      if (j + rows_ahead < rows.size()) prefetch_row(target, rows.begin + j + rows_ahead, head_dim_);
       T* const row = target.row(rows.begin + j);
       for (int64_t c = 0; c < head_dim_; ++c) row[c] = static_cast<T>(tile[j * width_ + c]);
     }

@@ -68,9 +68,9 @@ void attend(const AttentionArgs& args, const Sequence& sequence, int64_t head, I
       if (factor == 1) continue;
       for (int64_t c = 0; c < width; ++c) tile.out[i * width + c] *= factor;
     }
-    add_masked_product<C>(mask.shows_all(queries, keys), queries.size(), width, keys.size(), tile.scores, 1, columns,
-                          tile.value, width, tile.out, width,
-                          [&](int64_t i) { return mask.keys_of(queries.begin + i).within(keys); });
+    masked_product<C>(mask.shows_all(queries, keys), queries.size(), width, keys.size(), tile.scores, 1, columns,
+                      tile.value, width, tile.out, width, true,
+                      [&](int64_t i) { return mask.keys_of(queries.begin + i).within(keys); });
   }
 
   // O = diag(l)^-1 O, L = m + log(l)

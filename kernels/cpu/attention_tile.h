@@ -16,17 +16,18 @@
 namespace strobe::kernels::cpu {
 
 using strobe::cpu::gemm_tile;
+using strobe::cpu::vector_size;
 
 // A tile is a block of queries by a block of keys: with head_dim 64 all that a thread holds of them fills half of L2.
 inline constexpr int64_t attention_block = 128;
-static_assert(attention_block % strobe::cpu::vector_size<float> == 0);
+static_assert(attention_block % vector_size<float> == 0);
 
 constexpr int64_t blocks_of(int64_t length, int64_t block) { return (length + block - 1) / block; }
 
 // `count` rounded up to whole vectors: rows of tiles are that long, so that no product has a ragged edge.
 template <class T>
 constexpr int64_t whole_vectors(int64_t count) {
-  return blocks_of(count, strobe::cpu::vector_size<T>) * strobe::cpu::vector_size<T>;
+  return blocks_of(count, vector_size<T>) * vector_size<T>;
 }
 
 // Cuts 64-byte aligned arrays from one run of bytes; without a base it only counts.
@@ -130,22 +131,27 @@ void clear_padding(const AttentionTensor& tensor, int64_t used, int64_t total, i
   }
 }
 
-// Copies rows into a tile of whole vectors, zeros behind them, converted to the type computed in.
-template <class T, class C>
-void load_tile(const HeadRows<T>& source, Interval rows, int64_t head_dim, C* tile) {
-  const int64_t width = whole_vectors<C>(head_dim);
-  strobe::cpu::copy_block(tile, width, source.row(rows.begin), source.row_stride, source.column_stride, rows.size(),
-                          head_dim);
-  for (int64_t i = 0; i < rows.size(); ++i) std::fill(tile + i * width + head_dim, tile + (i + 1) * width, C(0));
-}
-
-// Asks for a row of the tile that is loaded next. Rows lie too far apart for the processor to foresee them; asking for
+// Asks for a row that is read or written later. Rows lie too far apart for the processor to foresee them; asking for
 // one at a time, between other work, hides the way to memory.
 template <class T>
 void prefetch_row(const HeadRows<T>& source, int64_t index, int64_t head_dim) {
   const char* const row = reinterpret_cast<const char*>(source.row(index));
   const int64_t bytes = head_dim * static_cast<int64_t>(sizeof(T));
   for (int64_t offset = 0; offset < bytes; offset += 64) __builtin_prefetch(row + offset);
+}
+
+// How many rows ahead a loop over rows asks for them.
+inline constexpr int64_t rows_ahead = 8;
+
+// Copies rows into a tile of whole vectors, zeros behind them, converted to the type computed in.
+template <class T, class C>
+void load_tile(const HeadRows<T>& source, Interval rows, int64_t head_dim, C* tile) {
+  const int64_t width = whole_vectors<C>(head_dim);
+  for (int64_t i = rows.begin; i < rows.end; ++i, tile += width) {
+    if (i + rows_ahead < rows.end) prefetch_row(source, i + rows_ahead, head_dim);
+    strobe::cpu::copy_block(tile, width, source.row(i), source.row_stride, source.column_stride, 1, head_dim);
+    std::fill(tile + head_dim, tile + width, C(0));
+  }
 }
 
 template <class C>
@@ -167,19 +173,19 @@ void transpose_tile(const C* tile, int64_t rows, int64_t head_dim, C factor, C* 
   }
 }
 
-// out (m x n) += a (m x k) b (k x n), where row i of a holds zeros outside the interval visible(i) of k; b is a tile of
-// rows of b_row elements. Where b is not finite these zeros are left out, for 0 * NaN must not reach a sum; otherwise
-// the bits are the same.
+// out (m x n) = a (m x k) b (k x n), or += when `accumulate`, where row i of a holds zeros outside the interval
+// visible(i) of k; b is a tile of rows of b_row elements. Where b is not finite these zeros are left out, for 0 * NaN
+// must not reach a sum; otherwise the bits are the same.
 template <class C, class Visible>
-void add_masked_product(bool all_visible, int64_t m, int64_t n, int64_t k, const C* a, int64_t a_row, int64_t a_col,
-                        const C* b, int64_t b_row, C* out, int64_t out_row, Visible&& visible) {
+void masked_product(bool all_visible, int64_t m, int64_t n, int64_t k, const C* a, int64_t a_row, int64_t a_col,
+                    const C* b, int64_t b_row, C* out, int64_t out_row, bool accumulate, Visible&& visible) {
   if (all_visible || all_finite(b, k * b_row)) {
-    return gemm_tile<C>(m, n, k, a, a_row, a_col, b, b_row, out, out_row, true);
+    return gemm_tile<C>(m, n, k, a, a_row, a_col, b, b_row, out, out_row, accumulate);
   }
   for (int64_t i = 0; i < m; ++i) {
     const Interval p = visible(i);
     gemm_tile<C>(1, n, p.size(), a + i * a_row + p.begin * a_col, a_row, a_col, b + p.begin * b_row, b_row,
-                 out + i * out_row, out_row, true);
+                 out + i * out_row, out_row, accumulate);
   }
 }
 
@@ -188,7 +194,7 @@ void add_masked_product(bool all_visible, int64_t m, int64_t n, int64_t k, const
 template <class C>
 void online_softmax_tile(const Mask& mask, const Scores<C>& score, Interval queries, Interval keys, int64_t head_dim,
                          const C* key, const C* query_transposed, C* scores, OnlineSoftmax<C>* rows, C* factors) {
-  constexpr int lanes = strobe::cpu::vector_size<C>;
+  constexpr int lanes = vector_size<C>;
   constexpr C minus_infinity = -std::numeric_limits<C>::infinity();
   const int64_t columns = whole_vectors<C>(queries.size());
   gemm_tile<C>(keys.size(), columns, head_dim, key, whole_vectors<C>(head_dim), 1, query_transposed, columns, scores,

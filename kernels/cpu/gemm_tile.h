@@ -74,9 +74,9 @@ template <int rows, int vectors, bool whole, class T, class Row, class Column>
       for (int v = 0; v < vectors; ++v) sum[i][v] += scalar * b_vector[v];
     }
   }
-  for (int i = 0; i < rows; ++i) {
+  for (int i = 0; i < rows; ++i, c += c_row) {
     for (int v = 0; v < vectors; ++v) {
-      T* target = c + i * c_row + v * width;
+      T* target = c + v * width;
       if (whole || v + 1 < vectors) {
         Vector<T>* wide = reinterpret_cast<Vector<T>*>(target);
         *wide = accumulate ? *wide + sum[i][v] : sum[i][v];
