@@ -17,19 +17,47 @@ template <class... Kinds>
 struct Overloaded : Kinds... {
   using Kinds::operator()...;
 };
+template <class... Kinds>
+Overloaded(Kinds...) -> Overloaded<Kinds...>;  // Clang 16 and newer find this themselves
+
+// The beginning of a text that may be long.
+std::string brief(const std::string& text) { return text.size() <= 100 ? text : text.substr(0, 97) + "..."; }
 
 std::string shown(const toml::node& node) {
   std::string text;
   node.visit([&](const auto& value) {
     if constexpr (toml::is_table<decltype(value)>) {
       text = "a table";
+    } else if constexpr (toml::is_array<decltype(value)>) {
+      text = "a list";  // its values may be lists themselves
     } else {
       std::ostringstream out;
       out << value;
-      text = out.str();
+      text = brief(out.str());
     }
   });
   return text;
+}
+
+// Dots outside of strings and comments: a text has at most as many tables within each other.
+size_t count_dots(std::string_view toml) {
+  size_t dots = 0;
+  for (size_t i = 0; i < toml.size(); ++i) {
+    const char c = toml[i];
+    if (c == '.') ++dots;
+    if (c == '#') i = std::min(toml.find('\n', i), toml.size());
+    if (c != '"' && c != '\'') continue;
+    const std::string_view thrice = toml.substr(i, 3);
+    const bool many_lines = thrice == std::string(3, c);
+    const std::string_view end = thrice.substr(0, many_lines ? 3 : 1);
+    i += end.size();
+    while (i < toml.size() && !toml.substr(i).starts_with(end) && (many_lines || toml[i] != '\n')) {
+      i += c == '"' && toml[i] == '\\' ? 2 : 1;
+    }
+    if (!many_lines) continue;
+    while (i + 1 < toml.size() && toml[i + 1] == c) ++i;  // it may end with quotes of its own
+  }
+  return dots;
 }
 
 // "--name=value"; CLI11 wants an empty value apart.
@@ -112,6 +140,11 @@ std::string toml_value(const Setting& setting) {
 }
 
 Strings arguments_of(const std::string& toml, const std::string& name, const std::vector<Setting>& settings) {
+  require(toml.size() <= max_config_bytes, "{}: {} bytes given, expected settings, of at most {}", name, toml.size(),
+          max_config_bytes);
+  // toml++ calls itself for each table within another, which a long key would make end the process.
+  constexpr size_t max_dots = 1000;
+  require(count_dots(toml) <= max_dots, "{}: keys with dots given, expected TOML such as: layers = 4", name);
   toml::table table;
   try {
     table = toml::parse(toml, name);
@@ -133,8 +166,8 @@ Strings arguments_of(const std::string& toml, const std::string& name, const std
     if (setting == settings.end()) {
       Strings names{"preset"};
       for (const Setting& each : settings) names.push_back(each.name);
-      throw std::runtime_error(
-          fmt::format("{}: unknown key '{}'; the nearest is '{}'", place, text, nearest_name(text, names)));
+      throw std::runtime_error(fmt::format("{}: unknown key '{}'; the nearest is '{}'", place, brief(text),
+                                           nearest_name(brief(text), names)));
     }
     require(append_value(arguments, text, setting->value, node), "{}: {}: {} given, expected {}", place, text,
             shown(node), type_of(setting->value));

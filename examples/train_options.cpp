@@ -198,6 +198,7 @@ TrainOptions complete(const Command& command) {
   if (o.tokens.empty())
     for (const Strings* paths : {&o.data, &o.val_data})
       for (const std::string& path : *paths) require_outside(o.out, path);
+  require(to_toml(o).size() <= max_config_bytes, "--data: too many paths for a configuration file, expected folders");
   return o;
 }
 

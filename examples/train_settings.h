@@ -22,6 +22,9 @@ struct Setting {
 // Declares all of them as options of `app`, which write into `o` what they are given.
 std::vector<Setting> declare_settings(CLI::App& app, TrainOptions& o);
 
+// What a configuration file may have at most: its values take many times the memory that their text does.
+constexpr size_t max_config_bytes = 1 << 20;
+
 // The value as TOML.
 std::string toml_value(const Setting& setting);
 

@@ -50,8 +50,10 @@ Json state_of(const Checkpoint& checkpoint) {
 
 template <class T>
 T number(const Json& state, const char* key) {
-  require(state.contains(key) && state[key].is_number(),
-          "{}: '{}' is missing or not a number, expected it as written "
+  const bool right =
+      state.contains(key) && (std::is_integral_v<T> ? state[key].is_number_integer() : state[key].is_number());
+  require(right,
+          "{}: '{}' is missing or not such a number, expected it as written "
           "by this version of train_gpt",
           state_file, key);
   return state[key].get<T>();

@@ -75,8 +75,10 @@ run() {
   fi
 }
 
-run strobe_tests '^\[doctest\] test cases: .*\| +([0-9]+) passed +\| +([0-9]+) failed +\| +([0-9]+) skipped' \
-  "$build/tests/strobe_tests" --no-colors
+for program in strobe_tests config_tests; do
+  run "$program" '^\[doctest\] test cases: .*\| +([0-9]+) passed +\| +([0-9]+) failed +\| +([0-9]+) skipped' \
+    "$build/tests/$program" --no-colors
+done
 for script in "$root"/tests/*/*_test.sh; do
   run "${script#"$root"/}" '^([0-9]+) passed, ([0-9]+) failed, ([0-9]+) skipped$' bash "$script" "$build"
 done

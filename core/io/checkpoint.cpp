@@ -23,6 +23,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t format_version = 1;
 constexpr const char* list_file = "checkpoint.json";
+constexpr uint64_t max_list_bytes = 1 << 20;
 constexpr const char* tensor_suffix = ".safetensors";
 constexpr const char* unfinished = ".unfinished-";  // begins the name of what is being written or removed
 constexpr const char* step_prefix = "step-";
@@ -116,6 +117,8 @@ void write_files(const fs::path& folder, const Checkpoint& checkpoint, bool best
                                 {"files", files}}
                                .dump(2) +
                            "\n";
+  STROBE_CHECK(list.size() <= max_list_bytes, "save_checkpoint: ", files.size(),
+               " files given, expected fewer: their list takes more than ", max_list_bytes, " bytes");
   write_file_atomically((folder / list_file).string(), {{list.data(), list.size()}});
   sync_folder(folder);
 }
@@ -168,9 +171,13 @@ uint64_t size_of_file(const fs::path& path) {
 }
 
 // checkpoint.json, checked.
-Json read_list(const fs::path& folder) {
+nlohmann::json read_list(const fs::path& folder) {
+  using Json = nlohmann::json;  // its objects allocate each value for itself
   const fs::path path = folder / list_file;
-  const std::string text = read_text_file(path, size_of_file(path));
+  const uint64_t size = size_of_file(path);
+  STROBE_CHECK(size <= max_list_bytes, "load_checkpoint: ", path.string(), " has ", size,
+               " bytes, expected the list of a checkpoint, of at most ", max_list_bytes);
+  const std::string text = read_text_file(path, size);
   // Nothing in the list is nested deeper than its files; what is would be copied recursively.
   bool too_deep = false;
   const Json list = Json::parse(
@@ -196,7 +203,7 @@ Json read_list(const fs::path& folder) {
 
 bool was_best(const fs::path& path) {
   try {
-    const Json list = read_list(path);
+    const nlohmann::json list = read_list(path);
     return list.contains("best") && list["best"] == true;
   } catch (const Error&) {
     return false;  // damaged
@@ -243,7 +250,7 @@ void repair_checkpoint_links(const std::string& folder, int64_t step) {
 }
 
 Checkpoint load_checkpoint(const std::string& path) {
-  const Json list = read_list(path);
+  const nlohmann::json list = read_list(path);
   Checkpoint checkpoint;
   checkpoint.step = list["step"].get<int64_t>();
   for (const auto& [name, size] : list["files"].items()) {

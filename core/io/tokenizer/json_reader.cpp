@@ -10,8 +10,8 @@ using Json = nlohmann::json;
 
 // Bounds on what a file that is no tokenizer could make us keep.
 constexpr size_t max_depth = 16;
-constexpr size_t max_path = 256;
-constexpr size_t max_settings = 1000;
+constexpr size_t max_path = 128;
+constexpr size_t max_settings = 200;
 
 // Called by the parser for everything it meets, in order.
 class Reader : public nlohmann::json_sax<Json> {
