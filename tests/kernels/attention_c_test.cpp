@@ -57,7 +57,7 @@ TEST_CASE_TEMPLATE("C attention: every option gives the bits of the C++ kernels"
     for (const bool alibi : {false, true}) {
       for (const bool with_dlse : {false, true}) {
         for (const Option& option : options) {
-          INFO(option.name, " packed ", packed, " ALiBi ", alibi, " dlse ", with_dlse);
+          INFO(std::string(option.name), " packed ", packed, " ALiBi ", alibi, " dlse ", with_dlse);
           CAttentionCall<T> call(packed), expected(packed);
           option.in_c(call.args);
           AttentionGradArgs cpp = expected.cpp_args(option.in_cpp);

@@ -15,7 +15,7 @@ const char* name_of_kernel(AttentionKernel kernel) { return kernel == AttentionK
 template <class F>
 void for_each_kernel(DType dtype, F&& f) {
   for (const AttentionKernel kernel : gpu_attention_kernels(dtype)) {
-    INFO(name_of(dtype), " ", name_of_kernel(kernel));
+    INFO(std::string(name_of(dtype)), " ", std::string(name_of_kernel(kernel)));
     f(kernel);
   }
 }
@@ -70,7 +70,7 @@ GpuAttentionCase random_case(std::mt19937& random) {
 // terms as large as this.
 void check_near(const AttentionValues& given, const AttentionValues& expected, DType dtype, double least = 0.1) {
   for (size_t i = 0; i < 5; ++i) {
-    INFO(AttentionOutputs::names[i]);
+    INFO(std::string(AttentionOutputs::names[i]));
     const double bound = i == 1 ? std::min(tolerance(dtype), 1e-5) : tolerance(dtype);
     CHECK(relative_error(given[i], expected[i], i == 2 || i == 3 ? least : 0.1) <= bound);
   }
@@ -90,7 +90,7 @@ double least_gradient(const GpuAttentionCase& problem, const AttentionValues& ex
 void check_rounds_like_unfused(const AttentionValues& given, const AttentionValues& exact,
                                const AttentionValues& unfused) {
   for (const size_t i : {0, 2, 3, 4}) {
-    INFO(AttentionOutputs::names[i]);
+    INFO(std::string(AttentionOutputs::names[i]));
     CHECK(relative_error(given[i], exact[i]) <= 2 * relative_error(unfused[i], exact[i]) + 1e-6);
   }
 }
@@ -411,7 +411,7 @@ TEST_CASE("cuda attention: operands beyond 2^31 elements" * needs_gpu()) {
 TEST_CASE("cuda attention: merging two sets of keys" * needs_gpu()) {
   const int64_t batch = 2, seq = 37, heads = 3, dim = 45, queries = batch * seq * heads, count = queries * dim;
   for (const DType dtype : floating_dtypes) {
-    INFO(name_of(dtype));
+    INFO(std::string(name_of(dtype)));
     const DType wide = accumulate_dtype(dtype);
     const auto with_blind_rows = [&](unsigned seed, size_t first) {
       std::vector<double> lse = random_values(queries, seed, -3, 3);

@@ -31,7 +31,7 @@ template <class Optimizer, class Options>
 void check_round_trip(const Options& options) {
   const TemporaryFolder folder;
   for (DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
-    CAPTURE(name_of(dtype));
+    CAPTURE(std::string(name_of(dtype)));
     Optimizer whole(make_parameters(dtype), options), part(make_parameters(dtype), options);
     for (int64_t i = 0; i < 3; ++i) step(whole, i), step(part, i);
     save_safetensors(folder / "state", named_state(part, names));
