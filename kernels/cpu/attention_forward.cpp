@@ -1,16 +1,23 @@
 // Tiled attention, forward: FlashAttention-2 (Dao 2023), algorithm 1, over batch x heads x query blocks.
+#include <numeric>
+
 #include "strobe/kernels/cpu/attention_tile.h"
 
 namespace strobe::kernels::cpu {
 namespace {
 
+// Queries whose scores are worked on together, few enough that the scores stay in the first-level cache from the
+// product that makes them to the one that uses them; whole blocks of gemm_tile in both.
+constexpr int64_t strip = std::lcm(strobe::cpu::tile_columns<float>, strobe::cpu::tile_rows);
+static_assert(strip % vector_size<float> == 0 && strip % vector_size<double> == 0);
+
 // What one thread keeps in cache. Only the query tile, loaded once, needs transposing.
 template <class C>
 struct ForwardTiles {
-  C* query_transposed;     // (head_dim, queries), times the sign of softmax_scale
+  C* query_transposed;     // (strips, head_dim, queries of a strip), times the sign of softmax_scale
   C* key;                  // (keys, head_dim)
   C* value;                // (keys, head_dim)
-  C* scores;               // (keys, queries); then their weights
+  C* scores;               // (keys, queries of a strip); then their weights
   C* out;                  // (queries, head_dim)
   C* factors;              // (queries)
   OnlineSoftmax<C>* rows;  // (queries)
@@ -19,7 +26,7 @@ struct ForwardTiles {
     const int64_t width = whole_vectors<C>(head_dim);
     query_transposed = arena.take<C>(head_dim * attention_block);
     for (C** tile : {&key, &value, &out}) *tile = arena.take<C>(attention_block * width);
-    scores = arena.take<C>(attention_block * attention_block);
+    scores = arena.take<C>(attention_block * strip);
     factors = arena.take<C>(attention_block);
     rows = arena.take<OnlineSoftmax<C>>(attention_block);
   }
@@ -39,38 +46,51 @@ void attend(const AttentionArgs& args, const Sequence& sequence, int64_t head, I
                     value = key_rows<T>(args, args.value, sequence, kv_head);
   const int64_t head_dim = args.head_dim;
   const int64_t width = whole_vectors<C>(head_dim);
-  const int64_t columns = whole_vectors<C>(queries.size());
 
   load_tile(query, queries, head_dim, tile.key);  // free until the first key block
-  transpose_tile(tile.key, queries.size(), head_dim, score.sign, tile.query_transposed, columns);
+  for (int64_t i = 0; i < queries.size(); i += strip) {
+    const int64_t rows = std::min(strip, queries.size() - i);
+    transpose_tile(tile.key + i * width, rows, head_dim, score.sign, tile.query_transposed + i * head_dim,
+                   whole_vectors<C>(rows));
+  }
   std::fill(tile.out, tile.out + queries.size() * width, C(0));
-  std::fill(tile.rows, tile.rows + columns, OnlineSoftmax<C>{});
+  std::fill(tile.rows, tile.rows + whole_vectors<C>(queries.size()), OnlineSoftmax<C>{});
+
+  // One step of algorithm 1 for a strip of queries, the first of them `first` of the block.
+  const auto attend_strip = [&](int64_t first, Interval few, Interval keys, const C* key_tile, const C* value_tile) {
+    const int64_t columns = whole_vectors<C>(few.size());
+    C* const out_rows = tile.out + first * width;
+    // S = Q K^T, then m, l and P = exp(S - m)
+    online_softmax_tile(mask, score, few, keys, head_dim, key_tile, tile.query_transposed + first * head_dim,
+                        tile.scores, tile.rows + first, tile.factors);
+    if (dropout.drops()) drop(dropout, matrix_of(args, sequence.batch, head), few, keys, tile.scores, 1, columns);
+    // O = diag(exp(m_old - m)) O + P V
+    for (int64_t i = 0; i < few.size(); ++i) {
+      if (const C factor = tile.factors[i]; factor != 1) {
+        for (int64_t c = 0; c < width; ++c) out_rows[i * width + c] *= factor;
+      }
+    }
+    masked_product<C>(mask.shows_all(few, keys), few.size(), width, keys.size(), tile.scores, 1, columns, value_tile,
+                      width, out_rows, width, true,
+                      [&](int64_t i) { return mask.keys_of(few.begin + i).within(keys); });
+  };
 
   const Interval seen = mask.keys_of(queries);
   for (int64_t begin = seen.begin; begin < seen.end; begin += attention_block) {
     const Interval keys{begin, std::min(begin + attention_block, seen.end)};
     load_tile(key, keys, head_dim, tile.key);
     load_tile(value, keys, head_dim, tile.value);
-
-    // S = Q K^T, then m, l and P = exp(S - m)
-    online_softmax_tile(mask, score, queries, keys, head_dim, tile.key, tile.query_transposed, tile.scores, tile.rows,
-                        tile.factors);
-    if (dropout.drops()) {
-      drop(dropout, matrix_of(args, sequence.batch, head), queries, keys, tile.scores, 1, columns);
-    }
-    // O = diag(exp(m_old - m)) O + P V
-    for (int64_t i = 0; i < queries.size(); ++i) {
-      if (const int64_t next = keys.end + i; next < seen.end) {
+    for (int64_t i = 0; i < queries.size(); i += strip) {
+      for (int64_t next = keys.end + i; next < std::min(keys.end + i + strip, seen.end); ++next) {
         prefetch_row(key, next, head_dim);
         prefetch_row(value, next, head_dim);
       }
-      const C factor = tile.factors[i];
-      if (factor == 1) continue;
-      for (int64_t c = 0; c < width; ++c) tile.out[i * width + c] *= factor;
+      const Interval few{queries.begin + i, std::min(queries.begin + i + strip, queries.end)};
+      const Interval visible = mask.keys_of(few).within(keys);
+      if (visible.empty()) continue;
+      attend_strip(i, few, {keys.begin + visible.begin, keys.begin + visible.end}, tile.key + visible.begin * width,
+                   tile.value + visible.begin * width);
     }
-    masked_product<C>(mask.shows_all(queries, keys), queries.size(), width, keys.size(), tile.scores, 1, columns,
-                      tile.value, width, tile.out, width, true,
-                      [&](int64_t i) { return mask.keys_of(queries.begin + i).within(keys); });
   }
 
   // O = diag(l)^-1 O, L = m + log(l)

@@ -174,17 +174,18 @@ void transpose_tile(const C* tile, int64_t rows, int64_t head_dim, C factor, C* 
 }
 
 // out (m x n) = a (m x k) b (k x n), or += when `accumulate`, where row i of a holds zeros outside the interval
-// visible(i) of k; b is a tile of rows of b_row elements. Where b is not finite these zeros are left out, for 0 * NaN
-// must not reach a sum; otherwise the bits are the same.
+// visible(i) of k, whose begin and end never decrease with i; b is a tile of rows of b_row elements. Of the zeros,
+// those are left out that a few neighbouring rows share, which changes no sum but the sign of one that is 0; where b is
+// not finite all of them, for 0 * NaN must not reach a sum.
 template <class C, class Visible>
 void masked_product(bool all_visible, int64_t m, int64_t n, int64_t k, const C* a, int64_t a_row, int64_t a_col,
                     const C* b, int64_t b_row, C* out, int64_t out_row, bool accumulate, Visible&& visible) {
-  if (all_visible || all_finite(b, k * b_row)) {
-    return gemm_tile<C>(m, n, k, a, a_row, a_col, b, b_row, out, out_row, accumulate);
-  }
-  for (int64_t i = 0; i < m; ++i) {
-    const Interval p = visible(i);
-    gemm_tile<C>(1, n, p.size(), a + i * a_row + p.begin * a_col, a_row, a_col, b + p.begin * b_row, b_row,
+  if (all_visible) return gemm_tile<C>(m, n, k, a, a_row, a_col, b, b_row, out, out_row, accumulate);
+  const int64_t together = all_finite(b, k * b_row) ? 2 * strobe::cpu::tile_rows : 1;
+  for (int64_t i = 0; i < m; i += together) {
+    const int64_t rows = std::min(together, m - i);
+    const Interval p{visible(i).begin, visible(i + rows - 1).end};
+    gemm_tile<C>(rows, n, p.size(), a + i * a_row + p.begin * a_col, a_row, a_col, b + p.begin * b_row, b_row,
                  out + i * out_row, out_row, accumulate);
   }
 }
