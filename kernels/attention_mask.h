@@ -43,14 +43,16 @@ struct AttentionDropout {
   STROBE_HD T scale() const {
     return T(256) / static_cast<T>(keep_below);
   }
-  // The 16 bytes of the elements whose (query / 32, key / 32) and (query % 8, key % 8) are those of this pair: element
-  // (query, key) has number (query % 32 / 8) * 4 + key % 32 / 8, the low byte of word 0 being number 0.
-  // matrix: batch index * num_heads + head.
+  // The counter of the Philox call whose 16 bytes are those of the elements with the same (query / 32, key / 32) and
+  // (query % 8, key % 8): element (query, key) has number (query % 32 / 8) * 4 + key % 32 / 8, the low byte of word 0
+  // being number 0. matrix: batch index * num_heads + head.
+  STROBE_HD static PhiloxCounter counter(int64_t matrix, int64_t query, int64_t key_position) {
+    return {static_cast<uint32_t>(matrix), static_cast<uint32_t>(query / 32), static_cast<uint32_t>(key_position / 32),
+            static_cast<uint32_t>(8 * (query % 8) + key_position % 8)};
+  }
+  static constexpr int rounds = 7;  // of Philox: the fewest that are random enough
   STROBE_HD PhiloxCounter bytes(int64_t matrix, int64_t query, int64_t key_position) const {
-    return philox4x32<7>(
-        {static_cast<uint32_t>(matrix), static_cast<uint32_t>(query / 32), static_cast<uint32_t>(key_position / 32),
-         static_cast<uint32_t>(8 * (query % 8) + key_position % 8)},
-        key);
+    return philox4x32<rounds>(counter(matrix, query, key_position), key);
   }
   STROBE_HD bool keeps(int64_t matrix, int64_t query, int64_t key_position) const {
     const uint32_t word = bytes(matrix, query, key_position)[static_cast<size_t>(query % 32 / 8)];

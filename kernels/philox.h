@@ -11,6 +11,21 @@ namespace strobe {
 
 using PhiloxCounter = std::array<uint32_t, 4>;
 
+// One round on the four words of a counter, and the key of the next round.
+STROBE_HD inline void philox_round(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, uint32_t key_low,
+                                   uint32_t key_high) {
+  const uint64_t product_a = uint64_t{0xd2511f53u} * a;
+  const uint64_t product_c = uint64_t{0xcd9e8d57u} * c;
+  a = static_cast<uint32_t>(product_c >> 32) ^ b ^ key_low;
+  b = static_cast<uint32_t>(product_c);
+  c = static_cast<uint32_t>(product_a >> 32) ^ d ^ key_high;
+  d = static_cast<uint32_t>(product_a);
+}
+STROBE_HD inline void philox_step_key(uint32_t& key_low, uint32_t& key_high) {
+  key_low += 0x9e3779b9u;   // the golden ratio
+  key_high += 0xbb67ae85u;  // sqrt(3) - 1
+}
+
 // Four random words for a 128-bit counter and a 64-bit key (low word first). Ten rounds are the published default;
 // seven are the fewest that pass the statistical test batteries.
 template <int rounds = 10>
@@ -24,23 +39,19 @@ STROBE_HD inline PhiloxCounter philox4x32(PhiloxCounter counter, uint64_t key) {
 #pragma GCC unroll 10
 #endif
   for (int round = 0; round < rounds; ++round) {
-    const uint64_t product_a = uint64_t{0xd2511f53u} * a;
-    const uint64_t product_c = uint64_t{0xcd9e8d57u} * c;
-    a = static_cast<uint32_t>(product_c >> 32) ^ b ^ key_low;
-    b = static_cast<uint32_t>(product_c);
-    c = static_cast<uint32_t>(product_a >> 32) ^ d ^ key_high;
-    d = static_cast<uint32_t>(product_a);
-    key_low += 0x9e3779b9u;   // the golden ratio
-    key_high += 0xbb67ae85u;  // sqrt(3) - 1
+    philox_round(a, b, c, d, key_low, key_high);
+    philox_step_key(key_low, key_high);
   }
   return {a, b, c, d};
 }
 
-// The words of call number `index` of the random operation `offset` under `seed`.
+// The words of call number `index` of the random operation `offset` under `seed`, and the counter they come from.
+STROBE_HD inline PhiloxCounter philox_counter(uint64_t offset, uint64_t index) {
+  return {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), static_cast<uint32_t>(offset),
+          static_cast<uint32_t>(offset >> 32)};
+}
 STROBE_HD inline PhiloxCounter philox_at(uint64_t seed, uint64_t offset, uint64_t index) {
-  return philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), static_cast<uint32_t>(offset),
-                     static_cast<uint32_t>(offset >> 32)},
-                    seed);
+  return philox4x32(philox_counter(offset, index), seed);
 }
 
 // A double in [0, 1) with 53 random bits.

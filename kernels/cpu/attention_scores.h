@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "strobe/kernels/attention.h"
+#include "strobe/kernels/cpu/philox_calls.h"
 #include "strobe/kernels/math.h"
 
 namespace strobe::kernels::cpu {
@@ -104,26 +105,58 @@ struct Scores {
   }
 };
 
+// The bytes of dropout of 32 x 32 pairs from (query, key) on, both multiples of 32; rows are queries, or keys when
+// `transposed`.
+template <bool transposed>
+void dropout_bytes(const AttentionDropout& dropout, int64_t matrix, int64_t query, int64_t key,
+                   uint8_t (&bytes)[32][32]) {
+  constexpr int group = 8, calls = group * group;
+  const PhiloxCounter first = AttentionDropout::counter(matrix, query, key);
+  uint32_t words[4][calls];
+  for (size_t w = 0; w < 3; ++w) std::fill(words[w], words[w] + calls, first[w]);
+  for (int i = 0; i < calls; ++i) {
+    words[3][i] = static_cast<uint32_t>(transposed ? i % group * group + i / group : i);
+  }
+  strobe::cpu::philox_calls<AttentionDropout::rounds>(words, dropout.key);
+  for (int row = 0; row < 32; ++row) {
+    for (int column = 0; column < 32; column += group) {
+      const int of_query = (transposed ? column : row) / group, of_key = (transposed ? row : column) / group;
+      const uint32_t* const from = words[of_query] + row % group * group;
+#pragma omp simd
+      for (int i = 0; i < group; ++i) bytes[row][column + i] = static_cast<uint8_t>(from[i] >> (8 * of_key));
+    }
+  }
+}
+
 // Applies dropout to what belongs to the pairs of `queries` and `keys`. Counted from their begins, pair (i, j) lies at
-// data[i * query_stride + j * key_stride]. matrix: batch index * num_heads + head.
+// data[i * query_stride + j * key_stride]; at least one of the strides is 1. matrix: batch index * num_heads + head.
 template <class T>
 void drop(const AttentionDropout& dropout, int64_t matrix, Interval queries, Interval keys, T* data,
           int64_t query_stride, int64_t key_stride) {
   using C = accumulate_t<T>;
+  constexpr int64_t block = 32;
   const C scale = dropout.scale<C>();
-  const auto drop_sixteen = [&](int64_t first_query, int64_t first_key) {
-    const PhiloxCounter words = dropout.bytes(matrix, first_query, first_key);
-    for (int64_t number = 0; number < 16; ++number) {
-      const int64_t i = first_query + number / 4 * 8, j = first_key + number % 4 * 8;
-      if (!queries.contains(i) || !keys.contains(j)) continue;
-      T& x = data[(i - queries.begin) * query_stride + (j - keys.begin) * key_stride];
-      const bool kept = (words[static_cast<size_t>(number / 4)] >> (8 * (number % 4)) & 255) < dropout.keep_below;
-      x = kept ? static_cast<T>(static_cast<C>(x) * scale) : T(0);
-    }
-  };
-  for (int64_t i = queries.begin / 32 * 32; i < queries.end; i += 32) {
-    for (int64_t j = keys.begin / 32 * 32; j < keys.end; j += 32) {
-      for (int64_t pair = 0; pair < 64; ++pair) drop_sixteen(i + pair / 8, j + pair % 8);
+  const bool transposed = query_stride == 1;
+  const Interval outer = transposed ? keys : queries, inner = transposed ? queries : keys;
+  const int64_t stride = transposed ? key_stride : query_stride;
+  uint8_t bytes[block][block];
+  for (int64_t o = outer.begin / block * block; o < outer.end; o += block) {
+    for (int64_t n = inner.begin / block * block; n < inner.end; n += block) {
+      if (transposed) {
+        dropout_bytes<true>(dropout, matrix, n, o, bytes);
+      } else {
+        dropout_bytes<false>(dropout, matrix, o, n, bytes);
+      }
+      const Interval rows = outer.within({o, o + block}), columns = inner.within({n, n + block});
+      for (int64_t row = rows.begin; row < rows.end; ++row) {
+        T* const x = data + (o + row - outer.begin) * stride;
+#pragma omp simd
+        for (int64_t column = columns.begin; column < columns.end; ++column) {
+          T& element = x[n + column - inner.begin];
+          const bool kept = bytes[row][column] < dropout.keep_below;
+          element = kept ? static_cast<T>(static_cast<C>(element) * scale) : T(0);
+        }
+      }
     }
   }
 }

@@ -6,6 +6,7 @@
 #include <numbers>
 
 #include "strobe/kernels/cpu/parallel.h"
+#include "strobe/kernels/cpu/philox_calls.h"
 #include "strobe/kernels/philox.h"
 
 namespace strobe::kernels::cpu {
@@ -30,23 +31,31 @@ void fill_pairs(const Args& args, F&& f) {
 template <class T>
 void dropout_elements(const DropoutArgs& args) {
   using A = accumulate_t<T>;
-  constexpr int64_t block = 64;  // Philox calls at a time, so that they vectorize
+  constexpr int calls = 64;  // of Philox at a time
+  constexpr int64_t block = 4 * calls;
   const T* x = static_cast<const T*>(args.x);
   T* y = static_cast<T*>(args.y);
   const uint32_t threshold = static_cast<uint32_t>(std::min(std::round(args.p * 0x1p32), 0x1p32 - 1));
   const A scale = static_cast<A>(1 / (1 - args.p));
-  const int64_t blocks = (args.size + 4 * block - 1) / (4 * block);
-  parallel_for(blocks, 16, [&](int64_t begin, int64_t end) {
-    uint32_t words[4 * block];
+  parallel_for((args.size + block - 1) / block, 16, [&](int64_t begin, int64_t end) {
+    uint32_t words[4][calls];
     for (int64_t b = begin; b < end; ++b) {
-      for (int64_t call = 0; call < block; ++call) {
-        const PhiloxCounter four = philox_at(args.seed, args.offset, static_cast<uint64_t>(b * block + call));
-        for (size_t w = 0; w < 4; ++w) words[4 * call + static_cast<int64_t>(w)] = four[w];
+      for (int i = 0; i < calls; ++i) {
+        const PhiloxCounter counter = philox_counter(args.offset, static_cast<uint64_t>(b * calls + i));
+        for (size_t w = 0; w < 4; ++w) words[w][i] = counter[w];
       }
-      const int64_t first = b * 4 * block;
-      const int64_t count = std::min(4 * block, args.size - first);
+      strobe::cpu::philox_calls(words, args.seed);
+      uint32_t word_of[block];
+      for (int i = 0; i < calls; ++i) {
+        for (int w = 0; w < 4; ++w) word_of[4 * i + w] = words[w][i];
+      }
+      const T* const from = x + b * block;
+      T* const to = y + b * block;
+      const int64_t count = std::min(block, args.size - b * block);
+#pragma omp simd
       for (int64_t i = 0; i < count; ++i) {
-        y[first + i] = T(words[i] >= threshold ? A(x[first + i]) * scale : A(0));
+        const A kept = A(from[i]) * scale;
+        to[i] = T(word_of[i] >= threshold ? kept : A(0));
       }
     }
   });

@@ -3,10 +3,15 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <random>
 #include <vector>
 
+#include "strobe/kernels/cpu/philox_calls.h"
 #include "strobe/kernels/device.h"
 #include "strobe/kernels/random.h"
 
@@ -40,6 +45,25 @@ TEST_CASE("philox4x32: known answers of Random123") {
   CHECK(philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, 0x299f31d0a4093822) ==
         PhiloxCounter{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
   CHECK(philox4x32<7>({0, 0, 0, 0}, 0) == PhiloxCounter{0x5f6fb709, 0x0d893f64, 0x4f121f81, 0x4f730a48});
+}
+
+TEST_CASE("philox_calls: many calls at once are the same calls") {
+  constexpr int calls = 20;  // whole vectors and a rest
+  std::mt19937 random(5);
+  std::array<PhiloxCounter, calls> counters;
+  for (auto& counter : counters) std::generate(counter.begin(), counter.end(), std::ref(random));
+  const auto check = [&]<int rounds>(std::integral_constant<int, rounds>, uint64_t key) {
+    uint32_t words[4][calls];
+    for (size_t i = 0; i < calls; ++i) {
+      for (size_t w = 0; w < 4; ++w) words[w][i] = counters[i][w];
+    }
+    strobe::cpu::philox_calls<rounds>(words, key);
+    for (size_t i = 0; i < calls; ++i) {
+      CHECK(philox4x32<rounds>(counters[i], key) == PhiloxCounter{words[0][i], words[1][i], words[2][i], words[3][i]});
+    }
+  };
+  check(std::integral_constant<int, 10>{}, 0x299f31d0a4093822);
+  check(std::integral_constant<int, 7>{}, 0xffffffffffffffff);
 }
 
 TEST_CASE("uniform_double: covers [0, 1) and never reaches 1") {
@@ -136,5 +160,21 @@ TEST_CASE("dropout: the mask is a function of seed, offset and position only") {
   for (int64_t i = 0; i < 100; ++i) {
     const uint32_t word = philox_at(9, 4, static_cast<uint64_t>(i / 4))[static_cast<size_t>(i % 4)];
     CHECK((one[static_cast<size_t>(i)] != 0) == (word >= std::round(0.3 * 0x1p32)));
+  }
+}
+
+TEST_CASE_TEMPLATE("dropout: every size, in place, keeps what Philox says", T, double, float, bfloat16, float16) {
+  for (const int64_t size : {0, 1, 3, 255, 256, 257, 1000, 4099}) {
+    std::vector<T> x(static_cast<size_t>(size), T(3.0f));
+    kernels::dropout(
+        {.y = x.data(), .x = x.data(), .size = size, .dtype = dtype_of<T>(), .p = 0.25, .seed = 21, .offset = 6},
+        stream);
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < size; ++i) {
+      const uint32_t word = philox_at(21, 6, static_cast<uint64_t>(i / 4))[static_cast<size_t>(i % 4)];
+      wrong += static_cast<accumulate_t<T>>(x[static_cast<size_t>(i)]) != (word >= 0x40000000u ? 4 : 0);
+    }
+    CAPTURE(size);
+    CHECK(wrong == 0);
   }
 }
