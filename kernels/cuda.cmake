@@ -72,8 +72,13 @@ function(strobe_add_cuda library)
   target_compile_options(
     ${library} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--expt-relaxed-constexpr;--extended-lambda;--Werror=all-warnings;--compiler-options=-Wall,-Wextra,-Werror,-Wno-unknown-pragmas>")
   if(CMAKE_CUDA_ARCHITECTURES MATCHES "90a")
-    set_source_files_properties(${PROJECT_SOURCE_DIR}/kernels/cuda/attention_hopper_forward.cu
-                                TARGET_DIRECTORY ${library} PROPERTIES COMPILE_DEFINITIONS STROBE_CUDA_HOPPER)
+    set_source_files_properties(
+      ${PROJECT_SOURCE_DIR}/kernels/cuda/attention_hopper_forward.cu
+      TARGET_DIRECTORY ${library} PROPERTIES COMPILE_DEFINITIONS STROBE_CUDA_HOPPER COMPILE_OPTIONS -Xptxas=-warn-spills)
+    # What makes these kernels slow stops the build: spills (a warning, thus an error) and serialized products.
+    set_property(TARGET ${library} PROPERTY CUDA_COMPILER_LAUNCHER
+                                            ${PROJECT_SOURCE_DIR}/kernels/cuda/refuse_serialized.sh
+                                            ${CMAKE_CUDA_COMPILER_LAUNCHER})
   endif()
   target_link_libraries(${library} PRIVATE CUDA::cudart_static CUDA::cublasLt)
 endfunction()
