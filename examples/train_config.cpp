@@ -39,12 +39,12 @@ std::string shown(const toml::node& node) {
   return text;
 }
 
-// Dots outside of strings and comments: a text has at most as many tables within each other.
-size_t count_dots(std::string_view toml) {
-  size_t dots = 0;
+// How often `wanted` stands outside of strings and comments.
+size_t count_outside_strings(std::string_view toml, char wanted) {
+  size_t count = 0;
   for (size_t i = 0; i < toml.size(); ++i) {
     const char c = toml[i];
-    if (c == '.') ++dots;
+    if (c == wanted) ++count;
     if (c == '#') i = std::min(toml.find('\n', i), toml.size());
     if (c != '"' && c != '\'') continue;
     const std::string_view thrice = toml.substr(i, 3);
@@ -57,7 +57,7 @@ size_t count_dots(std::string_view toml) {
     if (!many_lines) continue;
     while (i + 1 < toml.size() && toml[i + 1] == c) ++i;  // it may end with quotes of its own
   }
-  return dots;
+  return count;
 }
 
 // "--name=value"; CLI11 wants an empty value apart.
@@ -142,9 +142,14 @@ std::string toml_value(const Setting& setting) {
 Strings arguments_of(const std::string& toml, const std::string& name, const std::vector<Setting>& settings) {
   require(toml.size() <= max_config_bytes, "{}: {} bytes given, expected settings, of at most {}", name, toml.size(),
           max_config_bytes);
-  // toml++ calls itself for each table within another, which a long key would make end the process.
+  // toml++ calls itself for each table within another, which a long key would make end the process, and takes far more
+  // memory for a long list of short values than they have bytes.
   constexpr size_t max_dots = 1000;
-  require(count_dots(toml) <= max_dots, "{}: keys with dots given, expected TOML such as: layers = 4", name);
+  require(count_outside_strings(toml, '.') <= max_dots, "{}: keys with dots given, expected TOML such as: layers = 4",
+          name);
+  const size_t commas = count_outside_strings(toml, ',');
+  require(commas <= max_config_list, "{}: {} commas between values given, expected at most {}", name, commas,
+          max_config_list);
   toml::table table;
   try {
     table = toml::parse(toml, name);

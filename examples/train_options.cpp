@@ -198,7 +198,9 @@ TrainOptions complete(const Command& command) {
   if (o.tokens.empty())
     for (const Strings* paths : {&o.data, &o.val_data})
       for (const std::string& path : *paths) require_outside(o.out, path);
-  require(to_toml(o).size() <= max_config_bytes, "--data: too many paths for a configuration file, expected folders");
+  require(
+      o.data.size() + o.tokens.size() + o.val_data.size() <= max_config_list && to_toml(o).size() <= max_config_bytes,
+      "--data: too many paths for a configuration file, expected folders");
   return o;
 }
 

@@ -24,6 +24,7 @@ std::vector<Setting> declare_settings(CLI::App& app, TrainOptions& o);
 
 // What a configuration file may have at most: its values take many times the memory that their text does.
 constexpr size_t max_config_bytes = 1 << 20;
+constexpr size_t max_config_list = 8000;  // values in lists
 
 // The value as TOML.
 std::string toml_value(const Setting& setting);

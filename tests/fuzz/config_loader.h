@@ -12,7 +12,7 @@ namespace strobe::testing {
 inline void fuzz_config(std::string_view bytes) {
   examples::TrainOptions options;
   try {
-    options = load_in_bounds(bytes.size(), {.in_one = 32, .in_all = 128, .for_any = 64 << 10},
+    options = load_in_bounds(bytes.size(), {.in_one = 4, .in_all = 128, .for_any = 64 << 10},
                              [&] { return examples::from_toml(std::string(bytes), "config.toml"); });
   } catch (const std::runtime_error& error) {
     if (typeid(error) != typeid(std::runtime_error)) throw;  // a package's, that should have become a plain one
