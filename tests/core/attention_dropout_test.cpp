@@ -61,7 +61,7 @@ TEST_CASE("attention dropout: the mask is the formula's, the kept elements are s
 
 TEST_CASE("attention dropout: the mask far from the first key and query") {
   for (const AttentionPath& path : attention_paths) {
-    INFO(std::string(path.name));
+    INFO(path.name);
     const ForwardMask mask(path.function, 1, 1, 300, 700, some_dropout, DType::f32, 500);
     int64_t wrong = 0;
     for (int64_t i = 0; i < 300; ++i) {
@@ -157,7 +157,7 @@ TEST_CASE("attention dropout: dquery and dkey have the same mask") {
 TEST_CASE("attention dropout: the mask stays where it is when windows and lengths move the tiles") {
   const int64_t seq_q = 200;
   for (const AttentionPath& path : attention_paths) {
-    INFO(std::string(path.name));
+    INFO(path.name);
     for (const int64_t seq_k : {100, 190, 200, 256}) {
       for (const AttentionOptions& window :
            {AttentionOptions{}, {.causal = true}, {.window_left = 37}, {.window_left = 9, .window_right = 50}}) {
@@ -182,7 +182,7 @@ TEST_CASE("attention dropout: the mask stays where it is when windows and length
 TEST_CASE("attention dropout: packed sequences count positions from their own start") {
   const std::vector<int64_t> q_lengths{45, 0, 150, 7}, k_lengths{13, 6, 140, 97};  // none begins at a tile
   for (const AttentionPath& path : attention_paths) {
-    INFO(std::string(path.name));
+    INFO(path.name);
     const int64_t heads = 3, total_q = 202, total_k = 256;
     AttentionOptions options = some_dropout;
     options.cu_seqlens_q = cu_seqlens(q_lengths);

@@ -37,7 +37,7 @@ Tensor flat(const AttentionResult& x) { return concat({flat(x.out), flat(x.lse)}
 // lse takes part where every query sees a key: differences of -inf say nothing.
 void check(const AttentionOptions& options, const std::vector<Shape>& shapes, bool with_lse) {
   for (const AttentionPath& path : attention_paths) {
-    INFO(std::string(path.name));
+    INFO(path.name);
     for (const bool strided : {false, true}) {
       CAPTURE(strided);
       gradcheck([&](const std::vector<Tensor>& x) { return path.function(x[0], x[1], x[2], options).out; }, shapes,
@@ -58,7 +58,7 @@ std::vector<Shape> shapes_of(int64_t seq_q, int64_t seq_k, int64_t heads, int64_
 TEST_CASE("attention gradients: every option matches central differences, through out and lse") {
   seed(1);
   for (const NamedOptions& option : every_option(4)) {
-    INFO(std::string(option.name));
+    INFO(option.name);
     check(option.options, shapes_of(9, 13, 4, 2, 8), true);
     check(option.options, shapes_of(11, 11, 4, 1, 3), true);
     check(option.options, shapes_of(13, 9, 4, 4, 5), false);
@@ -68,7 +68,7 @@ TEST_CASE("attention gradients: every option matches central differences, throug
 TEST_CASE("attention gradients: every option over several tiles") {
   seed(2);
   for (const NamedOptions& option : every_option(1)) {
-    INFO(std::string(option.name));
+    INFO(option.name);
     AttentionOptions options = option.options;
     for (int64_t* window : {&options.window_left, &options.window_right}) *window *= *window > 0 ? 20 : 1;
     check(options, shapes_of(140, 150, 1, 1, 3), true);
@@ -78,7 +78,7 @@ TEST_CASE("attention gradients: every option over several tiles") {
 TEST_CASE("attention gradients: packed sequences with every option") {
   seed(3);
   for (const NamedOptions& option : every_option(4)) {
-    INFO(std::string(option.name));
+    INFO(option.name);
     AttentionOptions options = option.options;
     options.cu_seqlens_q = cu_seqlens({3, 0, 7, 1});
     options.cu_seqlens_k = cu_seqlens({5, 4, 7, 2});
@@ -92,7 +92,7 @@ TEST_CASE("attention gradients: packed sequences with every option") {
 TEST_CASE("attention gradients: flash_attention_qkvpacked with every option") {
   seed(4);
   for (const NamedOptions& option : every_option(2)) {
-    INFO(std::string(option.name));
+    INFO(option.name);
     for (const bool strided : {false, true}) {
       gradcheck([&](const std::vector<Tensor>& x) { return flash_attention_qkvpacked(x[0], 2, option.options); },
                 {{2, 17, 3 * 2 * 5}}, strided);
@@ -109,7 +109,7 @@ TEST_CASE("attention gradients: attention_combine by itself and behind attention
     gradcheck([](const std::vector<Tensor>& x) { return flat(attention_combine(x[0], x[1], x[2], x[3])); },
               {{9, 3, 4}, {3, 9}, {9, 3, 4}, {3, 9}}, strided);
     for (const AttentionPath& path : attention_paths) {
-      INFO(std::string(path.name));
+      INFO(path.name);
       gradcheck(
           [&](const std::vector<Tensor>& x) {
             const AttentionResult a = path.function(x[0], x[1], x[2], {.softcap = 2});

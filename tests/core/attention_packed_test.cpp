@@ -35,7 +35,7 @@ TEST_CASE("attention, packed: one sequence equals the same one unpacked, bit for
   seed(1);
   for_each_path([](AttentionFunction attention, DType dtype) {
     for (NamedOptions& option : every_option()) {
-      INFO(std::string(option.name));
+      INFO(option.name);
       option.options.dropout_p = 0.25;
       option.options.dropout_seed = 6;
       for (const auto& [seq_q, seq_k] : {std::pair<int64_t, int64_t>{140, 150}, {33, 20}, {0, 5}, {5, 0}}) {
@@ -59,7 +59,7 @@ TEST_CASE("attention, packed: each of several sequences equals it alone, bit for
   const int64_t padding = 6, total_q = 166 + padding, total_k = 179 + padding;
   for_each_path([&](AttentionFunction attention, DType dtype) {
     for (const NamedOptions& option : every_option()) {
-      INFO(std::string(option.name));
+      INFO(option.name);
       const AttentionProblem problem = AttentionProblem::packed(total_q, total_k, 4, 2, 8, dtype).with_random_dlse();
       const AttentionOutputs packed = problem.run(attention, packed_options(option.options, q_lengths, k_lengths));
       int64_t q = 0, k = 0;
@@ -89,7 +89,7 @@ TEST_CASE("attention, packed: sequences of one length equal the batch, bit for b
   seed(3);
   for_each_path([](AttentionFunction attention, DType dtype) {
     for (NamedOptions& option : every_option()) {
-      INFO(std::string(option.name));
+      INFO(option.name);
       option.options.dropout_p = 0.5;
       const AttentionProblem batch = AttentionProblem(3, 40, 50, 4, 2, 8, dtype).with_random_dlse();
       const auto joined = [](const Tensor& x) { return reshape(x, {x.dim(0) * x.dim(1), x.dim(2), x.dim(3)}); };

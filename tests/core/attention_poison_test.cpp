@@ -33,7 +33,7 @@ void for_each_option(F&& f) {
   for_each_path([&](AttentionFunction attention, DType dtype) {
     if (dtype == DType::f16) return;  // as bf16
     for (const NamedOptions& option : every_option()) {
-      INFO(std::string(option.name));
+      INFO(option.name);
       f(attention, dtype, option.options);
     }
   });

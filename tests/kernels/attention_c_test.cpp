@@ -6,6 +6,7 @@
 #include <array>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "support/attention_c_call.h"
@@ -24,7 +25,7 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
 }
 
 struct Option {
-  const char* name;
+  std::string_view name;
   std::function<void(strobe_attention_args&)> in_c;
   std::function<void(AttentionArgs&)> in_cpp;
 };
@@ -57,7 +58,7 @@ TEST_CASE_TEMPLATE("C attention: every option gives the bits of the C++ kernels"
     for (const bool alibi : {false, true}) {
       for (const bool with_dlse : {false, true}) {
         for (const Option& option : options) {
-          INFO(std::string(option.name), " packed ", packed, " ALiBi ", alibi, " dlse ", with_dlse);
+          INFO(option.name, " packed ", packed, " ALiBi ", alibi, " dlse ", with_dlse);
           CAttentionCall<T> call(packed), expected(packed);
           option.in_c(call.args);
           AttentionGradArgs cpp = expected.cpp_args(option.in_cpp);

@@ -15,7 +15,7 @@ void check_call(AttentionCall<T>& call) {
   call.backward();
   const std::vector<std::vector<double>> got = call.results(), expected = call.reference();
   for (size_t i = 0; i < got.size(); ++i) {
-    INFO(std::string(AttentionOutputs::names[i]));
+    INFO(AttentionOutputs::names[i]);
     const double bound = tolerance(dtype_of<T>());
     CHECK(relative_difference(got[i], expected[i]) <= (i == 1 ? std::min(bound, 1e-5) : bound));
   }

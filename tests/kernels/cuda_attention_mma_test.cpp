@@ -17,7 +17,7 @@ void check_mma(const GpuAttentionCase& problem, std::mt19937& random) {
   const AttentionValues exact = attention.reference(), unfused = attention.reference(problem.dtype);
   const AttentionValues given = attention.run(AttentionKernel::mma);
   for (const size_t i : {0, 2, 3, 4}) {
-    INFO(std::string(AttentionOutputs::names[i]));
+    INFO(AttentionOutputs::names[i]);
     const double tiny = problem.dtype == DType::bf16 ? 4e-3 : 5e-4;
     CHECK(relative_error(given[i], exact[i]) <= 2 * relative_error(unfused[i], exact[i]) + tiny);
   }

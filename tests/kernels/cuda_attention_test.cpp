@@ -70,7 +70,7 @@ GpuAttentionCase random_case(std::mt19937& random) {
 // terms as large as this.
 void check_near(const AttentionValues& given, const AttentionValues& expected, DType dtype, double least = 0.1) {
   for (size_t i = 0; i < 5; ++i) {
-    INFO(std::string(AttentionOutputs::names[i]));
+    INFO(AttentionOutputs::names[i]);
     const double bound = i == 1 ? std::min(tolerance(dtype), 1e-5) : tolerance(dtype);
     CHECK(relative_error(given[i], expected[i], i == 2 || i == 3 ? least : 0.1) <= bound);
   }
@@ -90,7 +90,7 @@ double least_gradient(const GpuAttentionCase& problem, const AttentionValues& ex
 void check_rounds_like_unfused(const AttentionValues& given, const AttentionValues& exact,
                                const AttentionValues& unfused) {
   for (const size_t i : {0, 2, 3, 4}) {
-    INFO(std::string(AttentionOutputs::names[i]));
+    INFO(AttentionOutputs::names[i]);
     CHECK(relative_error(given[i], exact[i]) <= 2 * relative_error(unfused[i], exact[i]) + 1e-6);
   }
 }

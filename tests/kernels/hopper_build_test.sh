@@ -12,36 +12,25 @@ if [[ $command != *STROBE_CUDA_HOPPER*"$source"* ]]; then
   echo "0 passed, 0 failed, 1 skipped"
   exit 0
 fi
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+# shellcheck source=tests/examples/checks.sh
+source "$root/tests/examples/checks.sh"
 command=${command//"$source"/"$work/kernel.cu"}
 command=${command//"$object"/"$work/kernel.o"}
-passed=0 failed=0
 
-pass() { passed=$((passed + 1)); }
-fail() {
-  failed=$((failed + 1))
-  echo "FAILED: $1"
-  tail -n 20 "$work/log"
-}
 # The build's command on the kernel from standard input.
 compile() {
   cat >"$work/kernel.cu"
-  (cd "$build" && eval "$command") >"$work/log" 2>&1
+  (cd "$build" && eval "$command")
 }
-accepts() { if compile; then pass; else fail "$1: refused"; fi; }
 # refuses NAME PATTERN: the command must fail and say what matches.
 refuses() {
-  if compile; then
-    fail "$1: was accepted"
-  elif grep -qE -- "$2" "$work/log"; then
-    pass
-  else
-    fail "$1: expected a message that matches '$2'"
+  if ! compile >"$work/log" 2>&1 && grep -qE -- "$2" "$work/log"; then pass; else
+    fail "$1: expected to be refused with '$2'"
+    tail -n 5 "$work/log"
   fi
 }
 
-accepts 'a plain kernel' <<'END'
+check 'a plain kernel' compile <<'END'
 __global__ void copies(float* x) { x[threadIdx.x] = x[threadIdx.x + 32]; }
 END
 
@@ -79,5 +68,4 @@ __global__ void serialized(float* x, unsigned long long a, unsigned long long b)
 }
 END
 
-echo "$passed passed, $failed failed, 0 skipped"
-((failed == 0))
+finish

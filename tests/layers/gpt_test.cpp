@@ -108,7 +108,7 @@ TEST_CASE("gpt: gradients of the whole model match finite differences in f64") {
     const auto [tokens, targets] = batch(0);
     for (const NamedTensor& chosen : named_parameters(model)) {
       if (chosen.name.find(".1.") == std::string::npos && chosen.name != "wte.weight") continue;
-      CAPTURE(std::string(chosen.name));
+      CAPTURE(chosen.name);
       for (const Tensor& p : parameters(model)) p.set_grad(Tensor());
       cross_entropy(model(tokens), targets).backward();
       const NoGrad no_grad;
