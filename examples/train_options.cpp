@@ -198,9 +198,11 @@ TrainOptions complete(const Command& command) {
   if (o.tokens.empty())
     for (const Strings* paths : {&o.data, &o.val_data})
       for (const std::string& path : *paths) require_outside(o.out, path);
-  require(
-      o.data.size() + o.tokens.size() + o.val_data.size() <= max_config_list && to_toml(o).size() <= max_config_bytes,
-      "--data: too many paths for a configuration file, expected folders");
+  const size_t paths = o.data.size() + o.tokens.size() + o.val_data.size();
+  require(paths <= max_config_list && to_toml(o).size() <= max_config_bytes,
+          "--data, --tokens, --val-data: {} paths given, expected what fits into a configuration file: {} paths, {} "
+          "bytes; folders need fewer",
+          paths, max_config_list, max_config_bytes);
   return o;
 }
 

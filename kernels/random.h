@@ -30,7 +30,7 @@ struct NormalArgs {
 };
 
 // y[i] = x[i] / (1 - p) where element i is kept, else 0. Element i is kept when word i % 4 of
-// philox_at(seed, offset, i / 4) is at least p * 2^32. The gradient is the same function of dy.
+// philox_at(seed, offset, i / 4) is at least p * 2^32, rounded. The gradient is the same function of dy.
 struct DropoutArgs {
   void* y;
   const void* x;

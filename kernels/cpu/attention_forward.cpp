@@ -56,25 +56,6 @@ void attend(const AttentionArgs& args, const Sequence& sequence, int64_t head, I
   std::fill(tile.out, tile.out + queries.size() * width, C(0));
   std::fill(tile.rows, tile.rows + whole_vectors<C>(queries.size()), OnlineSoftmax<C>{});
 
-  // One step of algorithm 1 for a strip of queries, the first of them `first` of the block.
-  const auto attend_strip = [&](int64_t first, Interval few, Interval keys, const C* key_tile, const C* value_tile) {
-    const int64_t columns = whole_vectors<C>(few.size());
-    C* const out_rows = tile.out + first * width;
-    // S = Q K^T, then m, l and P = exp(S - m)
-    online_softmax_tile(mask, score, few, keys, head_dim, key_tile, tile.query_transposed + first * head_dim,
-                        tile.scores, tile.rows + first, tile.factors);
-    if (dropout.drops()) drop(dropout, matrix_of(args, sequence.batch, head), few, keys, tile.scores, 1, columns);
-    // O = diag(exp(m_old - m)) O + P V
-    for (int64_t i = 0; i < few.size(); ++i) {
-      if (const C factor = tile.factors[i]; factor != 1) {
-        for (int64_t c = 0; c < width; ++c) out_rows[i * width + c] *= factor;
-      }
-    }
-    masked_product<C>(mask.shows_all(few, keys), few.size(), width, keys.size(), tile.scores, 1, columns, value_tile,
-                      width, out_rows, width, true,
-                      [&](int64_t i) { return mask.keys_of(few.begin + i).within(keys); });
-  };
-
   const Interval seen = mask.keys_of(queries);
   for (int64_t begin = seen.begin; begin < seen.end; begin += attention_block) {
     const Interval keys{begin, std::min(begin + attention_block, seen.end)};
@@ -88,8 +69,23 @@ void attend(const AttentionArgs& args, const Sequence& sequence, int64_t head, I
       const Interval few{queries.begin + i, std::min(queries.begin + i + strip, queries.end)};
       const Interval visible = mask.keys_of(few).within(keys);
       if (visible.empty()) continue;
-      attend_strip(i, few, {keys.begin + visible.begin, keys.begin + visible.end}, tile.key + visible.begin * width,
-                   tile.value + visible.begin * width);
+      const Interval some{keys.begin + visible.begin, keys.begin + visible.end};
+      const int64_t columns = whole_vectors<C>(few.size());
+      C* const out_rows = tile.out + i * width;
+
+      // S = Q K^T, then m, l and P = exp(S - m)
+      online_softmax_tile(mask, score, few, some, head_dim, tile.key + visible.begin * width,
+                          tile.query_transposed + i * head_dim, tile.scores, tile.rows + i, tile.factors);
+      if (dropout.drops()) drop(dropout, matrix_of(args, sequence.batch, head), few, some, tile.scores, 1, columns);
+      // O = diag(exp(m_old - m)) O + P V
+      for (int64_t r = 0; r < few.size(); ++r) {
+        const C factor = tile.factors[r];
+        if (factor == 1) continue;
+        for (int64_t c = 0; c < width; ++c) out_rows[r * width + c] *= factor;
+      }
+      masked_product<C>(mask.shows_all(few, some), few.size(), width, some.size(), tile.scores, 1, columns,
+                        tile.value + visible.begin * width, width, out_rows, width, true,
+                        [&](int64_t r) { return mask.keys_of(few.begin + r).within(some); });
     }
   }
 

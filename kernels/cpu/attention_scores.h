@@ -113,6 +113,7 @@ void dropout_bytes(const AttentionDropout& dropout, int64_t matrix, int64_t quer
   constexpr int group = 8, calls = group * group;
   const PhiloxCounter first = AttentionDropout::counter(matrix, query, key);
   uint32_t words[4][calls];
+  // The calls of a block differ in the last word of their counters.
   for (size_t w = 0; w < 3; ++w) std::fill(words[w], words[w] + calls, first[w]);
   for (int i = 0; i < calls; ++i) {
     words[3][i] = static_cast<uint32_t>(transposed ? i % group * group + i / group : i);
