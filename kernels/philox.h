@@ -11,7 +11,7 @@ namespace strobe {
 
 using PhiloxCounter = std::array<uint32_t, 4>;
 
-// One round on the four words of a counter, and the key of the next round.
+// One round on the four words of a counter.
 STROBE_HD inline void philox_round(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, uint32_t key_low,
                                    uint32_t key_high) {
   const uint64_t product_a = uint64_t{0xd2511f53u} * a;
@@ -21,37 +21,53 @@ STROBE_HD inline void philox_round(uint32_t& a, uint32_t& b, uint32_t& c, uint32
   c = static_cast<uint32_t>(product_a >> 32) ^ d ^ key_high;
   d = static_cast<uint32_t>(product_a);
 }
-STROBE_HD inline void philox_step_key(uint32_t& key_low, uint32_t& key_high) {
-  key_low += 0x9e3779b9u;   // the golden ratio
-  key_high += 0xbb67ae85u;  // sqrt(3) - 1
-}
+
+// The keys of all rounds, for kernels that make many calls with one key.
+template <int rounds = 10>
+struct PhiloxKeys {
+  uint32_t low[rounds];
+  uint32_t high[rounds];
+
+  STROBE_HD explicit PhiloxKeys(uint64_t key) {
+#ifdef __CUDACC__
+#pragma unroll
+#else
+#pragma GCC unroll 10
+#endif
+    for (int round = 0; round < rounds; ++round) {
+      low[round] = static_cast<uint32_t>(key) + static_cast<uint32_t>(round) * 0x9e3779b9u;         // the golden ratio
+      high[round] = static_cast<uint32_t>(key >> 32) + static_cast<uint32_t>(round) * 0xbb67ae85u;  // sqrt(3) - 1
+    }
+  }
+};
 
 // Four random words for a 128-bit counter and a 64-bit key (low word first). Ten rounds are the published default;
 // seven are the fewest that pass the statistical test batteries.
-template <int rounds = 10>
-STROBE_HD inline PhiloxCounter philox4x32(PhiloxCounter counter, uint64_t key) {
-  uint32_t key_low = static_cast<uint32_t>(key);
-  uint32_t key_high = static_cast<uint32_t>(key >> 32);
+template <int rounds>
+STROBE_HD inline PhiloxCounter philox4x32(const PhiloxCounter& counter, const PhiloxKeys<rounds>& keys) {
   auto [a, b, c, d] = counter;
 #ifdef __CUDACC__
 #pragma unroll
 #else
 #pragma GCC unroll 10
 #endif
-  for (int round = 0; round < rounds; ++round) {
-    philox_round(a, b, c, d, key_low, key_high);
-    philox_step_key(key_low, key_high);
-  }
+  for (int round = 0; round < rounds; ++round) philox_round(a, b, c, d, keys.low[round], keys.high[round]);
   return {a, b, c, d};
 }
+template <int rounds = 10>
+STROBE_HD inline PhiloxCounter philox4x32(const PhiloxCounter& counter, uint64_t key) {
+  return philox4x32(counter, PhiloxKeys<rounds>(key));
+}
 
-// The words of call number `index` of the random operation `offset` under `seed`, and the counter they come from.
+// The words of call number `index` of the random operation `offset` under a seed or its keys, and the counter they come
+// from.
 STROBE_HD inline PhiloxCounter philox_counter(uint64_t offset, uint64_t index) {
   return {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), static_cast<uint32_t>(offset),
           static_cast<uint32_t>(offset >> 32)};
 }
-STROBE_HD inline PhiloxCounter philox_at(uint64_t seed, uint64_t offset, uint64_t index) {
-  return philox4x32(philox_counter(offset, index), seed);
+template <class Key>
+STROBE_HD inline PhiloxCounter philox_at(const Key& key, uint64_t offset, uint64_t index) {
+  return philox4x32(philox_counter(offset, index), key);
 }
 
 // A double in [0, 1) with 53 random bits.

@@ -51,6 +51,19 @@ struct Packed {
 #pragma unroll
     for (int i = 0; i < n / part; ++i) parts[i] = reinterpret_cast<const uint4*>(address)[i];
   }
+  // Of what no thread writes: such a load may go ahead of stores.
+  __device__ void load_constant(const T* address) {
+#pragma unroll
+    for (int i = 0; i < n / part; ++i) parts[i] = __ldg(reinterpret_cast<const uint4*>(address) + i);
+  }
+  // Makes the compiler compute values() anew in each turn of a loop, where it would hold them in twice as many
+  // registers.
+  __device__ void stay_packed() {
+#pragma unroll
+    for (int i = 0; i < n / part; ++i) {
+      asm volatile("" : "+r"(parts[i].x), "+r"(parts[i].y), "+r"(parts[i].z), "+r"(parts[i].w));
+    }
+  }
   __device__ void store(T* address) const {
 #pragma unroll
     for (int i = 0; i < n / part; ++i) __stwb(reinterpret_cast<uint4*>(address) + i, parts[i]);
@@ -91,6 +104,18 @@ struct Packed {
     return result;
   }
 };
+
+// Loads n values, one or whole packs.
+template <class A, int n, class T>
+__device__ inline Values<A, n> load_values(const T* address) {
+  if constexpr (n == 1) {
+    return {static_cast<A>(*address)};
+  } else {
+    Packed<T, n> packed;
+    packed.load(address);
+    return packed.template values<A>();
+  }
+}
 
 // Rounds and stores n values, one or whole packs.
 template <class T, class A, int n>

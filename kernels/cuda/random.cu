@@ -64,7 +64,7 @@ constexpr int units = 2;  // of a thread, so that enough bytes are under way
 
 template <class T>
 __global__ void __launch_bounds__(threads) drop(T* y, const T* x, int64_t size, bool packed, uint32_t threshold,
-                                                accumulate_t<T> scale, uint64_t seed, uint64_t offset) {
+                                                accumulate_t<T> scale, const PhiloxKeys<> keys, uint64_t offset) {
   using A = accumulate_t<T>;
   const auto first = [](int u) { return ((int64_t{blockIdx.x} * units + u) * threads + threadIdx.x) * unit<T>; };
   const auto kept = [&](A value, uint32_t word) { return word >= threshold ? value * scale : A(0); };
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(threads) drop(T* y, const T* x, int64_t size, 
       Values<A, unit<T>> values = loaded[u].template values<A>();
 #pragma unroll
       for (int j = 0; j < unit<T>; j += 4) {
-        const PhiloxCounter words = philox_at(seed, offset, static_cast<uint64_t>((first(u) + j) / 4));
+        const PhiloxCounter words = philox_at(keys, offset, static_cast<uint64_t>((first(u) + j) / 4));
 #pragma unroll
         for (int k = 0; k < 4; ++k) values[j + k] = kept(values[j + k], words[static_cast<size_t>(k)]);
       }
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(threads) drop(T* y, const T* x, int64_t size, 
   }
   for (int u = 0; u < units; ++u) {
     for (int64_t i = first(u); i < first(u) + unit<T> && i < size; ++i) {
-      const PhiloxCounter words = philox_at(seed, offset, static_cast<uint64_t>(i / 4));
+      const PhiloxCounter words = philox_at(keys, offset, static_cast<uint64_t>(i / 4));
       y[i] = T(kept(A(x[i]), words[static_cast<size_t>(i % 4)]));
     }
   }
@@ -109,7 +109,8 @@ void dropout(const DropoutArgs& args, const Stream& stream) {
     const T* const x = static_cast<const T*>(args.x);
     const uint32_t threshold = static_cast<uint32_t>(std::fmin(std::round(args.p * 0x1p32), 0x1p32 - 1));
     launch("dropout", drop<T>, grid_size(args.size, units * threads * unit<T>), threads, 0, stream, y, x, args.size,
-           aligned_to(16, y, x), threshold, static_cast<accumulate_t<T>>(1 / (1 - args.p)), args.seed, args.offset);
+           aligned_to(16, y, x), threshold, static_cast<accumulate_t<T>>(1 / (1 - args.p)), PhiloxKeys<>(args.seed),
+           args.offset);
   });
 }
 

@@ -52,7 +52,7 @@ __device__ void write_total(T* out, Value* partial, const Problem& problem, int6
   if (problem.parts == 1) {
     out[result] = T(static_cast<accumulate_t<T>>(static_cast<double>(total) / problem.divisor));
   } else {
-    partial[result * problem.parts + part] = total;
+    partial[part * problem.outer * problem.inner + result] = total;
   }
 }
 
@@ -75,25 +75,26 @@ __global__ void __launch_bounds__(256)
     const int64_t end = exists ? (begin + length < problem.count ? begin + length : problem.count) : begin;
     Value total = Value(Reduction::identity());
     const int64_t step = int64_t{blockDim.x} * width;
-    int64_t i = begin + int64_t{threadIdx.x} * width;
-    for (; packed && i + (loads - 1) * step + width <= end; i += loads * step) {
-      FullPack<T> packs[loads];
+    for (int64_t i = begin + int64_t{threadIdx.x} * width; i < end; i += loads * step) {
+      const T* const start = x + row * problem.count;
+      const auto whole = [&](int k) { return packed && i + k * step + width <= end; };
+      Packed<T, width> packs[loads];
 #pragma unroll
-      for (int k = 0; k < loads; ++k) packs[k] = load_pack<T, width>(x + row * problem.count + i + k * step);
+      for (int k = 0; k < loads; ++k) {
+        if (whole(k)) packs[k].load(start + i + k * step);
+      }
       A sum = Reduction::identity();
 #pragma unroll
       for (int k = 0; k < loads; ++k) {
+        if (whole(k)) {
+          const Values<A, width> values = packs[k].template values<A>();
 #pragma unroll
-        for (int j = 0; j < width; ++j) sum = Reduction::combine(sum, A(packs[k][j]));
-      }
-      total = Reduction::combine(total, Value(sum));
-    }
-    for (; i < end; i += step) {
-      const FullPack<T> pack = load_elements(x + row * problem.count, i, end, packed);
-      A sum = A(pack[0]);
-#pragma unroll
-      for (int j = 1; j < width; ++j) {
-        if (i + j < end) sum = Reduction::combine(sum, A(pack[j]));
+          for (int j = 0; j < width; ++j) sum = Reduction::combine(sum, values[j]);
+        } else {
+          for (int64_t c = i + k * step; c < i + k * step + width && c < end; ++c) {
+            sum = Reduction::combine(sum, A(start[c]));
+          }
+        }
       }
       total = Reduction::combine(total, Value(sum));
     }
@@ -128,21 +129,24 @@ __global__ void __launch_bounds__(warp_size* row_lanes)
       const T* const start = x + outer * problem.count * problem.inner + column;
       int64_t i = part * length + threadIdx.y;
       for (; i + (loads - 1) * row_lanes < end; i += loads * row_lanes) {
-        Pack<T, width> packs[loads];
+        Values<A, width> values[loads];
 #pragma unroll
-        for (int k = 0; k < loads; ++k) packs[k] = load_pack<T, width>(start + (i + k * row_lanes) * problem.inner);
-#pragma unroll
-        for (int j = 0; j < width; ++j) {
-          A sum = A(packs[0][j]);
-#pragma unroll
-          for (int k = 1; k < loads; ++k) sum = Reduction::combine(sum, A(packs[k][j]));
-          total[j] = Reduction::combine(total[j], Value(sum));
+        for (int k = 0; k < loads; ++k) {
+          values[k] = load_values<A, width>(start + (i + k * row_lanes) * problem.inner);
         }
+        Values<A, width> sums = values[0];
+#pragma unroll
+        for (int k = 1; k < loads; ++k) {
+#pragma unroll
+          for (int j = 0; j < width; ++j) sums[j] = Reduction::combine(sums[j], values[k][j]);
+        }
+#pragma unroll
+        for (int j = 0; j < width; ++j) total[j] = Reduction::combine(total[j], Value(sums[j]));
       }
       for (; i < end; i += row_lanes) {
-        const Pack<T, width> pack = load_pack<T, width>(start + i * problem.inner);
+        const Values<A, width> values = load_values<A, width>(start + i * problem.inner);
 #pragma unroll
-        for (int j = 0; j < width; ++j) total[j] = Reduction::combine(total[j], Value(A(pack[j])));
+        for (int j = 0; j < width; ++j) total[j] = Reduction::combine(total[j], Value(values[j]));
       }
     }
     __syncthreads();  // the totals of the task before have been read
@@ -161,22 +165,27 @@ __global__ void __launch_bounds__(warp_size* row_lanes)
   }
 }
 
-// A warp for each result.
+// A warp's width of results to a block, whose warps share the parts.
+constexpr int part_warps = 32;
+
 template <class Reduction, class T>
-__global__ void __launch_bounds__(warp_size* row_lanes)
+__global__ void __launch_bounds__(warp_size* part_warps)
     combine_parts(T* out, const typename Reduction::Value* partial, int64_t results, Problem problem) {
   using Value = typename Reduction::Value;
-  const int64_t step = int64_t{gridDim.x} * row_lanes;
-  for (int64_t result = int64_t{blockIdx.x} * row_lanes + threadIdx.y; result < results; result += step) {
-    Value total = Value(Reduction::identity());
-    for (int64_t part = threadIdx.x; part < problem.parts; part += warp_size) {
-      total = Reduction::combine(total, partial[result * problem.parts + part]);
-    }
-    total = warp_reduce(total, Combine<Reduction>());
-    if (threadIdx.x == 0) {
-      out[result] = T(static_cast<accumulate_t<T>>(static_cast<double>(total) / problem.divisor));
+  const int64_t result = int64_t{blockIdx.x} * warp_size + threadIdx.x;
+  Value total = Value(Reduction::identity());
+  if (result < results) {
+#pragma unroll 4
+    for (int64_t part = threadIdx.y; part < problem.parts; part += part_warps) {
+      total = Reduction::combine(total, partial[part * results + result]);
     }
   }
+  __shared__ Value totals[part_warps][warp_size];
+  totals[threadIdx.y][threadIdx.x] = total;
+  __syncthreads();
+  if (threadIdx.y != 0 || result >= results) return;
+  for (int warp = 1; warp < part_warps; ++warp) total = Reduction::combine(total, totals[warp][threadIdx.x]);
+  out[result] = T(static_cast<accumulate_t<T>>(static_cast<double>(total) / problem.divisor));
 }
 
 template <template <class> class ReductionOf>
@@ -194,12 +203,12 @@ void reduce(const char* name, const ReduceArgs& args, const Stream& stream) {
       launch(name, reduce_rows<Reduction, T>, grid_size(args.outer * problem.parts, block.y), block, 0, stream, out,
              partial, x, problem, packed);
     } else {
-      constexpr int width = 8 / sizeof(T);
+      constexpr int width = pack_width<T>;
       const dim3 block(warp_size, row_lanes);
       const auto grid = [&](int columns) {
         return grid_size(args.outer * problem.parts * ceil_div(args.inner, warp_size * columns), 1);
       };
-      if (args.inner % width == 0 && aligned_to(8, x)) {
+      if (args.inner % width == 0 && aligned_to(16, x)) {
         launch(name, reduce_columns<Reduction, T, width>, grid(width), block, 0, stream, out, partial, x, problem);
       } else {
         launch(name, reduce_columns<Reduction, T, 1>, grid(1), block, 0, stream, out, partial, x, problem);
@@ -207,7 +216,7 @@ void reduce(const char* name, const ReduceArgs& args, const Stream& stream) {
     }
     if (problem.parts > 1) {
       const int64_t results = args.outer * args.inner;
-      launch(name, combine_parts<Reduction, T>, grid_size(results, row_lanes), dim3(warp_size, row_lanes), 0, stream,
+      launch(name, combine_parts<Reduction, T>, grid_size(results, warp_size), dim3(warp_size, part_warps), 0, stream,
              out, partial, results, problem);
     }
   });

@@ -11,18 +11,6 @@ using namespace strobe::cuda;
 constexpr int threads = 256;
 constexpr int most_pairs = 128;  // whose cosines and sines a block holds at once
 
-// One value or a whole pack.
-template <class A, int width, class T>
-__device__ inline Values<A, width> load_run(const T* address) {
-  if constexpr (width == 1) {
-    return {static_cast<A>(*address)};
-  } else {
-    Packed<T, width> packed;
-    packed.load(address);
-    return packed.template values<A>();
-  }
-}
-
 // Each block turns a share of the sequences and heads at one position, so that one evaluation of the angles serves
 // many. A thread turns `width` neighbouring pairs at a time.
 template <class T, int width>
@@ -50,7 +38,7 @@ __global__ void __launch_bounds__(threads) rotate(RopeArgs args) {
       const int own = static_cast<int>(threadIdx.x) / lanes;
       if (own >= vectors_at_a_time) continue;
       const int64_t step = int64_t{gridDim.y} * vectors_at_a_time;
-#pragma unroll 2
+#pragma unroll 4
       for (int64_t vector = int64_t{blockIdx.y} * vectors_at_a_time + own; vector < vectors; vector += step) {
         const int64_t b = vectors <= 0xffffffff ? static_cast<uint32_t>(vector) / static_cast<uint32_t>(args.num_heads)
                                                 : vector / args.num_heads;
@@ -59,7 +47,7 @@ __global__ void __launch_bounds__(threads) rotate(RopeArgs args) {
                            head * args.x_head_stride + first;
         T* const y = static_cast<T*>(args.y) + ((b * args.seq_len + s) * args.num_heads + head) * args.head_dim + first;
         for (int i = static_cast<int>(threadIdx.x) % lanes * width; i < pairs; i += lanes * width) {
-          const Values<A, width> low = load_run<A, width>(x + i), high = load_run<A, width>(x + i + half);
+          const Values<A, width> low = load_values<A, width>(x + i), high = load_values<A, width>(x + i + half);
           Values<A, width> turned_low, turned_high;
 #pragma unroll
           for (int j = 0; j < width; ++j) {

@@ -1,4 +1,5 @@
-// Kernels with a warp or a block for each row of a contiguous (rows, cols) array: launches, access, reductions.
+// Kernels with a part of a warp, a warp or a block for each row of a contiguous (rows, cols) array: launches, access,
+// reductions.
 #pragma once
 
 #include <tuple>
@@ -18,12 +19,16 @@ inline constexpr int row_pack = 16 / sizeof(T);
 // from memory once, all of their loads in flight together.
 inline constexpr int kept_packs = 4;
 
-// Threads for rows of `cols` elements, taken `width` at a time: short rows share a block of about `shared_threads` and
-// have a warp each, told apart by threadIdx.y; longer ones have a block of their own.
-inline dim3 row_block(int64_t cols, int width, int shared_threads = 128) {
-  unsigned threads = warp_size;
-  while (threads < max_row_threads && threads * kept_packs * static_cast<unsigned>(width) < cols) threads *= 2;
-  return threads == warp_size ? dim3(warp_size, static_cast<unsigned>(shared_threads / warp_size)) : dim3(threads);
+// The threads of a block that rows share, each a warp or a part of one.
+inline constexpr unsigned shared_row_threads = 128;
+
+// Threads for rows of `cols` elements, taken `width` at a time, as few as keep a row in `packs` packs each: rows that a
+// warp, half or a quarter of one keeps share a block, told apart by threadIdx.y; longer ones have a block
+// of their own.
+inline dim3 row_block(int64_t cols, int width, int packs = kept_packs) {
+  unsigned threads = 8;  // whose packs fill a line of the cache
+  while (threads < max_row_threads && int64_t{threads} * packs * width < cols) threads *= 2;
+  return threads <= warp_size ? dim3(threads, shared_row_threads / threads) : dim3(threads);
 }
 
 // Launches kernel(args) on at most max_blocks blocks that row_block gave; it visits its rows by for_each_row.
@@ -41,27 +46,48 @@ __device__ inline void for_each_row(int64_t rows, Visit&& visit) {
   for (int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; row < rows; row += step) visit(row);
 }
 
+// The values of the lanes of a warp that share a row combined, in every one of them. All lanes must call it that have
+// not ended.
+template <class T, class Combine>
+__device__ inline T row_lanes_reduce(T value, Combine combine) {
+#pragma unroll
+  for (unsigned offset = warp_size / 2; offset > 0; offset /= 2) {
+    if (offset < blockDim.x) value = combine(value, __shfl_xor_sync(0xffffffffu, value, static_cast<int>(offset)));
+  }
+  return value;
+}
+
 // The values of all threads of a row combined, in every one of them.
 template <class T, class Combine>
 __device__ inline T row_reduce(T value, T identity, Combine combine) {
-  return blockDim.x == warp_size ? warp_reduce(value, combine) : block_reduce(value, identity, combine);
+  return blockDim.x <= warp_size ? row_lanes_reduce(value, combine) : block_reduce(value, identity, combine);
 }
 template <class T>
 __device__ inline T row_sum(T value) {
   return row_reduce(value, T(0), Plus());
 }
-// Two sums at the price of one.
+// Two sums in the time of one.
+template <class T>
+__device__ inline void lanes_sums(T& a, T& b, unsigned lanes) {
+#pragma unroll
+  for (unsigned offset = warp_size / 2; offset > 0; offset /= 2) {
+    if (offset >= lanes) continue;
+    const T other_a = __shfl_xor_sync(0xffffffffu, a, static_cast<int>(offset));
+    const T other_b = __shfl_xor_sync(0xffffffffu, b, static_cast<int>(offset));
+    a += other_a, b += other_b;
+  }
+}
 template <class T>
 __device__ inline void row_sums(T& a, T& b) {
-  a = warp_sum(a), b = warp_sum(b);
-  if (blockDim.x == warp_size) return;
+  lanes_sums(a, b, blockDim.x);
+  if (blockDim.x <= warp_size) return;
   __shared__ T partial[2][max_row_threads / warp_size];
   const int lane = static_cast<int>(threadIdx.x) % warp_size, warp = static_cast<int>(threadIdx.x) / warp_size;
   if (lane == 0) partial[0][warp] = a, partial[1][warp] = b;
   __syncthreads();
   const bool exists = lane < static_cast<int>(blockDim.x) / warp_size;
-  a = warp_sum(exists ? partial[0][lane] : T(0));
-  b = warp_sum(exists ? partial[1][lane] : T(0));
+  a = exists ? partial[0][lane] : T(0), b = exists ? partial[1][lane] : T(0);
+  lanes_sums(a, b, warp_size);
   __syncthreads();
 }
 template <class T>
@@ -142,16 +168,19 @@ bool is_whole(int64_t cols, int width, dim3 block, const Arrays*... arrays) {
   return cols % width == 0 && cols <= int64_t{block.x} * kept_packs * width && aligned_to(16, arrays...);
 }
 
-// Calls f.template operator()<packs>() with as few packs of a WholeRow as do, 0 where rows are not whole.
-template <class F, class... Arrays>
+// Calls f.template operator()<packs>() with the first of the given numbers of packs that hold a whole row at these
+// addresses, 0 where rows are not whole.
+template <int... choices, class F, class... Arrays>
 void with_row_packs(int64_t cols, int width, dim3 block, F&& f, const Arrays*... arrays) {
-  static_assert(kept_packs == 4);
-  if (!is_whole(cols, width, block, arrays...)) return f.template operator()<0>();
-  const int64_t lanes = cols / width;
-  if (lanes <= block.x) return f.template operator()<1>();
-  if (lanes <= 2 * block.x) return f.template operator()<2>();
-  if (lanes <= 3 * block.x) return f.template operator()<3>();
-  f.template operator()<4>();
+  const bool whole = cols % width == 0 && aligned_to(16, arrays...);
+  bool done = false;
+  const auto call_with = [&]<int packs>() {
+    if (done || cols > int64_t{block.x} * packs * width) return;
+    done = true;
+    f.template operator()<packs>();
+  };
+  if (whole) (call_with.template operator()<choices>(), ...);
+  if (!done) f.template operator()<0>();
 }
 
 // One row of several arrays, read by all threads that share the row. The elements before the first address that is a

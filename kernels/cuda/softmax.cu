@@ -71,7 +71,7 @@ void forward(const char* operation, const SoftmaxArgs& args, const Stream& strea
     const auto launch_with = [&]<int packs>() {
       launch_rows(operation, softmax_rows<T, logarithm, packs>, args.cols > 0 ? args.rows : 0, block, stream, args);
     };
-    with_row_packs(args.cols, row_pack<T>, block, launch_with, args.x, args.y);
+    with_row_packs<1, 2, 3, kept_packs>(args.cols, row_pack<T>, block, launch_with, args.x, args.y);
   });
 }
 
@@ -83,7 +83,7 @@ void backward(const char* operation, const SoftmaxGradArgs& args, const Stream& 
       launch_rows(operation, softmax_rows_backward<T, logarithm, packs>, args.cols > 0 ? args.rows : 0, block, stream,
                   args);
     };
-    with_row_packs(args.cols, row_pack<T>, block, launch_with, args.y, args.dy, args.dx);
+    with_row_packs<1, 2, 3, kept_packs>(args.cols, row_pack<T>, block, launch_with, args.y, args.dy, args.dx);
   });
 }
 

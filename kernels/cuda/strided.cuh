@@ -5,6 +5,22 @@
 
 namespace strobe::cuda {
 
+// Divides numbers below 2^31 by one that stays the same (Granlund and Montgomery 1994): a multiplication and a shift
+// take a fifth of the time.
+struct Divisor {
+  uint32_t divisor = 1;
+  uint32_t factor = 1;
+  uint32_t shift = 0;
+
+  Divisor() = default;
+  // d: from 1 to 2^31 - 1.
+  explicit Divisor(uint32_t d) : divisor(d) {
+    while (uint64_t{1} << shift < d) ++shift;
+    factor = static_cast<uint32_t>(((uint64_t{1} << shift) - d << 32) / d + 1);
+  }
+  __device__ uint32_t quotient(uint32_t n) const { return (__umulhi(n, factor) + n) >> shift; }
+};
+
 // Row-major positions to offsets in each operand. Axes that all operands walk evenly are merged, so that contiguous
 // arrays have one axis whatever their rank. Passed to kernels by value.
 template <int operands>
@@ -12,10 +28,11 @@ struct StridedLayout {
   static constexpr int max_rank = 8;
 
   int rank = 0;
-  bool short_positions = true;  // 32 bits suffice, in which divisions are several times faster
+  bool short_positions = true;  // 31 bits suffice, in which a Divisor takes the place of a division
   int64_t size = 1;
   int64_t sizes[max_rank] = {};
   int64_t strides[max_rank][operands] = {};
+  Divisor divisors[max_rank];  // by the sizes, where positions are short
 
   // Strides in elements, one array per operand.
   StridedLayout(int given_rank, const int64_t* given_sizes, const int64_t* const (&given_strides)[operands]) {
@@ -31,7 +48,7 @@ struct StridedLayout {
       for (int k = 0; k < operands; ++k) strides[rank - 1][k] = given_strides[k][axis];
     }
     if (rank == 0) sizes[rank++] = 1;
-    short_positions = size <= int64_t{0xffffffff};
+    find_divisors();
   }
 
   int64_t inner_size() const { return sizes[rank - 1]; }
@@ -46,6 +63,16 @@ struct StridedLayout {
       if (strides[axis][operand] % width != 0) return false;
     }
     return inner_stride(operand) == 1;
+  }
+
+  // True when all strides are multiples of `width`.
+  bool has_multiples(int width) const {
+    for (int axis = 0; axis < rank; ++axis) {
+      for (int k = 0; k < operands; ++k) {
+        if (strides[axis][k] % width != 0) return false;
+      }
+    }
+    return true;
   }
 
   // The axis along which an operand's elements are neighbours, -1 where there is none.
@@ -65,6 +92,7 @@ struct StridedLayout {
       for (int k = 0; k < operands; ++k) rest.strides[i][k] = strides[i + 1][k];
     }
     --rest.rank;
+    rest.find_divisors();
     return rest;
   }
 
@@ -74,21 +102,30 @@ struct StridedLayout {
 
   __device__ Offsets offsets(int64_t position) const {
     Offsets result{};
-    for (int axis = rank - 1; axis >= 0; --axis) {
-      int64_t index = position;
-      if (axis > 0 && short_positions) {
-        const uint32_t quotient = static_cast<uint32_t>(position) / static_cast<uint32_t>(sizes[axis]);
-        index = static_cast<uint32_t>(position) - quotient * static_cast<uint32_t>(sizes[axis]);
-        position = quotient;
-      } else if (axis > 0) {
-        const int64_t quotient = position / sizes[axis];
-        index = position - quotient * sizes[axis];
-        position = quotient;
+#pragma unroll 1
+    for (int axis = rank - 1; axis > 0; --axis) {
+      int64_t quotient, index;
+      if (short_positions) {
+        const uint32_t part = divisors[axis].quotient(static_cast<uint32_t>(position));
+        quotient = part, index = static_cast<uint32_t>(position) - part * divisors[axis].divisor;
+      } else {
+        quotient = position / sizes[axis], index = position - quotient * sizes[axis];
       }
+      position = quotient;
 #pragma unroll
       for (int k = 0; k < operands; ++k) result.of[k] += index * strides[axis][k];
     }
+#pragma unroll
+    for (int k = 0; k < operands; ++k) result.of[k] += position * strides[0][k];
     return result;
+  }
+
+ private:
+  void find_divisors() {
+    short_positions = size <= 0x7fffffff;
+    for (int axis = 0; axis < rank && short_positions && size > 0; ++axis) {
+      divisors[axis] = Divisor(static_cast<uint32_t>(sizes[axis]));
+    }
   }
 };
 

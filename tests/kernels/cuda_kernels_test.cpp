@@ -93,6 +93,8 @@ TEST_CASE("gpu reductions: rows and columns of all lengths, NaN and infinity inc
                                                  {1, 5000, 7},
                                                  {1, 3000, 129},
                                                  {3, 33, 256},
+                                                 {300, 768, 1},
+                                                 {2, 2000, 264},
                                                  {1, 4099, 768}}) {
       CAPTURE(shape);
       CAPTURE(std::string(name_of(dtype)));
@@ -193,11 +195,14 @@ TEST_CASE("gpu copy: transposed and permuted, of every size of element" * needs_
     for (DType to : floating) {
       CAPTURE(std::string(name_of(from)));
       CAPTURE(std::string(name_of(to)));
-      for (const auto& [shape, axes] : std::vector<std::pair<Shape, std::vector<int>>>{{{200, 131}, {1, 0}},
-                                                                                       {{3, 65, 5, 70}, {0, 3, 2, 1}},
-                                                                                       {{70, 2, 64}, {1, 2, 0}},
-                                                                                       {{17, 16}, {1, 0}},
-                                                                                       {{3, 500}, {1, 0}}}) {
+      for (const auto& [shape, axes] :
+           std::vector<std::pair<Shape, std::vector<int>>>{{{200, 131}, {1, 0}},
+                                                           {{3, 65, 5, 70}, {0, 3, 2, 1}},
+                                                           {{70, 2, 64}, {1, 2, 0}},
+                                                           {{17, 16}, {1, 0}},
+                                                           {{72, 600}, {1, 0}},
+                                                           {{2, 1000, 3, 136}, {0, 3, 2, 1}},
+                                                           {{3, 500}, {1, 0}}}) {
         CAPTURE(shape);
         const Tensor x = permute(normal(shape, 0, 1, DType::f64).to(from), axes);
         CHECK(same_bits(contiguous(x.to(gpu)).to(to), contiguous(x).to(to)));

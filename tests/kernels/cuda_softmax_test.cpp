@@ -18,8 +18,8 @@ struct Rows {
   int64_t cols;
 };
 // A warp or a block for each row, rows that are no multiple of a pack, one element, and more rows than blocks.
-constexpr Rows row_cases[] = {{1, 1},    {3, 7},     {130, 64},   {5, 1023}, {4, 2048},
-                              {3, 2049}, {2, 16385}, {1, 100003}, {70001, 3}};
+constexpr Rows row_cases[] = {{1, 1},     {3, 7},      {130, 64},  {5, 1023}, {4, 2048}, {3, 2049},
+                              {2, 16385}, {1, 100003}, {70001, 3}, {37, 384}, {6, 256}};
 
 // Puts NaN, infinity and -inf into the first rows.
 void spoil(std::vector<double>& values, int64_t rows, int64_t cols) {
