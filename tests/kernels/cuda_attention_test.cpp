@@ -105,9 +105,9 @@ bool same(const AttentionValues& a, const AttentionValues& b) {
 
 }  // namespace
 
-TEST_CASE("cuda attention: random sizes, layouts and options" * needs_gpu()) {
+TEST_CASE("cuda attention: 1,000 random sizes, layouts and options" * needs_gpu()) {
   std::mt19937 random(1);
-  for (int n = 0; n < 500; ++n) {
+  for (int n = 0; n < 1000; ++n) {
     const GpuAttentionCase problem = random_case(random);
     INFO(n, ": ", problem.describe());
     GpuAttention attention(problem, random);
