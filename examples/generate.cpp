@@ -53,7 +53,7 @@ void run(const Options& o) {
           o.checkpoint);
   const DeviceGuard guard(device_of(trained));
   const GPT model(model_config(trained, saved_vocab_size(checkpoint)));
-  if (trained.dtype == "bf16") to(model, DType::bf16);
+  to(model, dtype_of(trained));
   load(model, saved_weights(checkpoint));
   seed(static_cast<uint64_t>(o.seed));
   const std::vector<int32_t> prompt = prompt_tokens(*tokenizer, o.prompt);

@@ -62,7 +62,8 @@ struct Step {
   std::vector<Batch> batches;  // one for each forward pass
   std::vector<Tensor> losses;  // their shares of the step's loss
   Tensor norm;                 // of its gradients
-  Tensor factor;               // what the update multiplied them by; NaN: there was no update
+  Tensor scale;                // of the loss that they are from, in f16 training
+  Tensor fault;                // NaN from a step that ends the run on, else 0
 
   // These wait for the device.
   double loss() const {
@@ -71,23 +72,27 @@ struct Step {
     return sum;
   }
   double gradient_norm() const { return norm.item<double>(); }
+  bool can_scale_less() const { return scale.defined() && scale.item<double>() > 1; }
 };
 
 // Updates the weights with the clipped gradients of the step; nothing waits for the device. There is no update when the
-// loss or the gradients are not finite, nor when there was none in the step `before`: so when that is found out, the
-// weights still are those that it happened with.
-void update(Optimizer& optimizer, Step& step, double max_norm, const Step* before) {
+// loss or the gradients are not finite, nor when there was such a fault in the step `before`: so when that is found
+// out, the weights still are those that it happened with. Gradients of a scaled loss that overflow are no fault: the
+// scaler goes on with a smaller scale.
+void update(Training& training, Step& step, double max_norm, const Step* before) {
   const NoGrad no_grad;
   std::visit(
       [&](auto& chosen) {
-        const Clipping clipping = clip_factor(chosen.parameters, max_norm);
+        if (training.scaler) step.scale = training.scaler->scale * 1.0;
+        const Clipping clipping = training.scaler ? training.scaler->clip(chosen.parameters, max_norm)
+                                                  : clip_factor(chosen.parameters, max_norm);
         step.norm = clipping.norm;
-        step.factor = clipping.factor;
-        for (const Tensor& loss : step.losses) step.factor = step.factor + cast(loss, DType::f64) * 0.0;
-        if (before != nullptr) step.factor = step.factor + before->factor * 0.0;
-        chosen.step(step.rate, step.factor);
+        step.fault = training.scaler ? zeros({}, DType::f64) : clipping.norm * 0.0;
+        for (const Tensor& loss : step.losses) step.fault = step.fault + cast(loss, DType::f64) * 0.0;
+        if (before != nullptr) step.fault = step.fault + before->fault;
+        chosen.step(step.rate, clipping.factor + step.fault);
       },
-      optimizer);
+      training.optimizer);
 }
 
 Step make_step(Training& training, const TrainOptions& o, const Step* before) {
@@ -97,17 +102,18 @@ Step make_step(Training& training, const TrainOptions& o, const Step* before) {
             .batches = {},
             .losses = {},
             .norm = {},
-            .factor = {}};
+            .scale = {},
+            .fault = {}};
   std::visit([](const auto& optimizer) { optimizer.zero_grad(); }, training.optimizer);
   const double share = 1 / static_cast<double>(o.grad_accumulation);
   for (int64_t i = 0; i < o.grad_accumulation; ++i) {
     const Batch batch = training.data.next_batch(o.batch);
     const Tensor loss = cross_entropy(training.model(batch.tokens), batch.targets) * share;
-    loss.backward();
+    (training.scaler ? (*training.scaler)(loss) : loss).backward();
     step.batches.push_back(batch);
     step.losses.push_back(loss.detach());
   }
-  update(training.optimizer, step, o.grad_clip > 0 ? o.grad_clip : INFINITY, before);
+  update(training, step, o.grad_clip > 0 ? o.grad_clip : INFINITY, before);
   training.done.step = step.number;
   return step;
 }
@@ -201,6 +207,10 @@ class Loop {
       const Step& step = unread_[i];
       if (std::isfinite(losses[i]) && std::isfinite(norms[i])) {
         skipped_in_a_row_ = 0;
+      } else if (std::isfinite(losses[i]) && step.can_scale_less()) {
+        ++done_.skipped;
+        progress_.line(fmt::format("step {}: gradients beyond f16 with the loss times {}; left out, {} so far",
+                                   step.number, step.scale.item<double>(), done_.skipped));
       } else {
         refuse(step, losses[i]);
       }

@@ -100,7 +100,8 @@ std::vector<Setting> declare_settings(CLI::App& app, TrainOptions& o) {
   integer("--seed", o.seed, 0, std::numeric_limits<int64_t>::max(), "decides weights, data order, dropout and sample",
           fixed);
   one_of("--device", o.device, {"auto", "cpu", "cuda"}, "where to train; auto: on the GPU if there is one");
-  one_of("--dtype", o.dtype, {"f32", "bf16"}, "of weights and activations; the optimizer keeps f32", fixed);
+  one_of("--dtype", o.dtype, {"f32", "bf16", "f16"},
+         "of weights and activations; the optimizer keeps f32, and f16 scales the loss", fixed);
   integer("--threads", o.threads, 0, 4096, "0: all processors");
   integer("--eval-interval", o.eval_interval, 1, any_size, "steps between evaluations on the held-out part");
   integer("--eval-batches", o.eval_batches, 1, any_size,

@@ -66,6 +66,10 @@ Device device_of(const TrainOptions& o) {
   return cuda ? Device::cuda() : Device::cpu();
 }
 
+DType dtype_of(const TrainOptions& o) {
+  return o.dtype == "bf16" ? DType::bf16 : o.dtype == "f16" ? DType::f16 : DType::f32;
+}
+
 GPTConfig model_config(const TrainOptions& o, int64_t vocab_size) {
   return {.vocab_size = vocab_size,
           .max_seq_len = o.context,
@@ -86,12 +90,13 @@ GPTConfig model_config(const TrainOptions& o, int64_t vocab_size) {
 
 Training make_training(const TrainOptions& o, const TrainingData& data) {
   GPT model(model_config(o, data.vocab_size));
-  if (o.dtype == "bf16") to(model, DType::bf16);
+  to(model, dtype_of(o));
   Optimizer optimizer = make_optimizer(o, parameters(model));
   return {std::move(model),
           std::move(optimizer),
           TokenDataset(data.split.training, o.context, static_cast<uint64_t>(o.seed)),
-          {}};
+          {},
+          dtype_of(o) == DType::f16 ? std::optional<GradScaler>(std::in_place) : std::nullopt};
 }
 
 Checkpoint to_checkpoint(const Training& training, const TrainOptions& o, const TrainingData& data) {
@@ -113,6 +118,10 @@ Checkpoint to_checkpoint(const Training& training, const TrainOptions& o, const 
              {"validation_fingerprint", data.validation_fingerprint},
              {"vocab_size", data.vocab_size}};
   if (done.best_loss) state["best_loss"] = *done.best_loss;
+  if (training.scaler) {
+    state["loss_scale"] = training.scaler->scale.item<double>();
+    state["finite_steps"] = training.scaler->finite_steps.item<int64_t>();
+  }
 
   Checkpoint checkpoint;
   checkpoint.step = done.step;
@@ -154,6 +163,11 @@ void restore(Training& training, const Checkpoint& checkpoint, const TrainingDat
                    .worse_evaluations = number<int64_t>(state, "worse_evaluations"),
                    .best_loss = std::nullopt};
   if (state.contains("best_loss")) training.done.best_loss = number<double>(state, "best_loss");
+  if (training.scaler) {
+    training.scaler->scale.copy_from(full({}, number<double>(state, "loss_scale"), DType::f32));
+    training.scaler->finite_steps.copy_from(
+        cast(full({}, number<double>(state, "finite_steps"), DType::f64), DType::i64));
+  }
   set_random_state({number<uint64_t>(state, "random_seed"), number<uint64_t>(state, "random_offset")});
 }
 

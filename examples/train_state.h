@@ -27,9 +27,12 @@ struct Training {
   Optimizer optimizer;
   strobe::TokenDataset data;
   Progressed done;
+  std::optional<strobe::GradScaler> scaler;  // of f16 training
 };
 
 strobe::Device device_of(const TrainOptions& o);
+// Of weights and activations.
+strobe::DType dtype_of(const TrainOptions& o);
 strobe::GPTConfig model_config(const TrainOptions& o, int64_t vocab_size);
 
 // A run before its first step, on this thread's device; draws from its random state.

@@ -47,7 +47,7 @@ await_checkpoint() {
 
 # Stopped by a signal at a random step and resumed, for each way of training.
 steps=600
-run_ways=("--optimizer adamw" "--optimizer sgd --schedule wsd" "--dtype bf16 --positions rotary --norm rms --mlp swiglu --recompute --attention standard")
+run_ways=("--optimizer adamw" "--optimizer sgd --schedule wsd" "--dtype bf16 --positions rotary --norm rms --mlp swiglu --recompute --attention standard" "--dtype f16")
 for way in "${!run_ways[@]}"; do
   read -ra options <<<"${run_ways[$way]}"
   check "${run_ways[$way]}: a whole run" "$train_gpt" "${settings[@]}" "${options[@]}" --steps $steps --out "whole$way"
