@@ -62,22 +62,27 @@ else()
   message(STATUS "strobe: CUDA backend no (${reason})")
 endif()
 
+# Options for the CUDA sources of a target.
+function(strobe_cuda_options target)
+  # CMake 3.25 does not know that nvcc speaks C++20. What nvcc hands to the host compiler does not pass -Wpedantic.
+  target_compile_options(
+    ${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--expt-relaxed-constexpr;--extended-lambda;--Werror=all-warnings;--compiler-options=-Wall,-Wextra,-Werror,-Wno-unknown-pragmas>")
+endfunction()
+
 # Adds the CUDA kernels to a library.
 function(strobe_add_cuda library)
   if(NOT STROBE_BUILT_WITH_CUDA)
     return()
   endif()
   target_sources(${library} PRIVATE ${STROBE_CUDA_SOURCES})
+  strobe_cuda_options(${library})
   execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --help OUTPUT_VARIABLE nvcc_help ERROR_QUIET)
   if(nvcc_help MATCHES "--compress-mode")  # machine code in a third of the bytes
     target_compile_options(${library} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>)
   endif()
-  # CMake 3.25 does not know that nvcc speaks C++20. What nvcc hands to the host compiler does not pass -Wpedantic.
-  target_compile_options(
-    ${library} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--expt-relaxed-constexpr;--extended-lambda;--Werror=all-warnings;--compiler-options=-Wall,-Wextra,-Werror,-Wno-unknown-pragmas>")
   if(CMAKE_CUDA_ARCHITECTURES MATCHES "90a")
     set_source_files_properties(
-      ${PROJECT_SOURCE_DIR}/kernels/cuda/attention_hopper_forward.cu
+      ${PROJECT_SOURCE_DIR}/kernels/cuda/attention_hopper_forward.cu ${PROJECT_SOURCE_DIR}/kernels/cuda/attention_hopper_backward.cu
       TARGET_DIRECTORY ${library} PROPERTIES COMPILE_DEFINITIONS STROBE_CUDA_HOPPER COMPILE_OPTIONS -Xptxas=-warn-spills)
     # What makes these kernels slow stops the build: spills (a warning, thus an error) and serialized products.
     set_property(TARGET ${library} PROPERTY CUDA_COMPILER_LAUNCHER

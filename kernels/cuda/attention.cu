@@ -45,9 +45,7 @@ struct Candidate {
   AttentionTile (*tile)(const AttentionArgs&, Device);
 };
 
-std::string no_hopper_backward(const AttentionArgs&, Device) { return "it has no backward pass"; }
 std::string no_refusal(const AttentionArgs&, Device) { return {}; }
-AttentionTile no_tile(const AttentionArgs&, Device) { return {}; }
 
 // The fastest first; the last one takes everything.
 constexpr Candidate forward_candidates[] = {
@@ -55,7 +53,7 @@ constexpr Candidate forward_candidates[] = {
     {AttentionKernel::mma, "mma", mma_attention_refusal, mma_attention_forward_tile},
     {AttentionKernel::portable, "portable", no_refusal, portable_attention_forward_tile}};
 constexpr Candidate backward_candidates[] = {
-    {AttentionKernel::hopper, "hopper", no_hopper_backward, no_tile},
+    {AttentionKernel::hopper, "hopper", hopper_attention_backward_refusal, hopper_attention_backward_tile},
     {AttentionKernel::mma, "mma", mma_attention_refusal, mma_attention_backward_tile},
     {AttentionKernel::portable, "portable", no_refusal, portable_attention_backward_tile}};
 
@@ -91,6 +89,17 @@ const Candidate& choose_forward(const AttentionArgs& args, Device device) {
 }
 const Candidate& choose_backward(const AttentionArgs& args, Device device) {
   return choose("flash_attention_backward", args, device, backward_candidates);
+}
+// The kernel of a backward pass whose dout is known.
+AttentionKernel choose_backward(const AttentionGradArgs& args, Device device) {
+  const AttentionKernel kernel = choose_backward(args.forward, device).kernel;
+  if (kernel != AttentionKernel::hopper) return kernel;
+  const std::string refusal = hopper_attention_dout_refusal(args);
+  if (refusal.empty()) return kernel;
+  constexpr const char* operation = "flash_attention_backward";
+  STROBE_CHECK(args.forward.kernel != kernel, operation, ": kernel hopper given, but ", refusal);
+  if (dispatch_is_logged()) log_dispatch(operation, args.forward, concat_message("kernel mma; not hopper: ", refusal));
+  return AttentionKernel::mma;
 }
 
 // Rows of a packed tensor behind its last sequence become 0, and -inf in lse unless that is null.
@@ -146,9 +155,14 @@ size_t flash_attention_forward_workspace(const AttentionArgs& args, Device devic
 size_t flash_attention_backward_workspace(const AttentionGradArgs& args, Device device) {
   constexpr const char* operation = "flash_attention_backward";
   cuda::require_attention_support(operation, args.forward, device);
-  return choose_backward(args.forward, device).kernel == AttentionKernel::mma
-             ? mma_attention_backward_workspace(args)
-             : portable_attention_backward_workspace(args);
+  switch (choose_backward(args.forward, device).kernel) {
+    case AttentionKernel::hopper:  // leaves some cases to mma: a dout that TMA cannot read, no queries
+      return std::max(hopper_attention_backward_workspace(args), mma_attention_backward_workspace(args));
+    case AttentionKernel::mma:
+      return mma_attention_backward_workspace(args);
+    default:
+      return portable_attention_backward_workspace(args);
+  }
 }
 
 void flash_attention_forward(const AttentionArgs& args, const Stream& stream) {
@@ -175,10 +189,15 @@ void flash_attention_backward(const AttentionGradArgs& args, const Stream& strea
   cuda::require_attention_support(operation, forward, stream.device);
   const size_t bytes = cuda::flash_attention_backward_workspace(args, stream.device);
   require_workspace(operation, args.workspace, args.workspace_bytes, bytes);
-  if (choose_backward(forward, stream.device).kernel == AttentionKernel::mma) {
-    mma_attention_backward(args, stream);
-  } else {
-    portable_attention_backward(args, stream);
+  switch (choose_backward(args, stream.device)) {
+    case AttentionKernel::hopper:
+      hopper_attention_backward(args, stream);
+      break;
+    case AttentionKernel::mma:
+      mma_attention_backward(args, stream);
+      break;
+    default:
+      portable_attention_backward(args, stream);
   }
   if (forward.cu_seqlens_q != nullptr) {
     clear_padding(operation, args.dquery, forward.num_heads, forward.cu_seqlens_q, forward.total_q, nullptr, forward,

@@ -158,13 +158,6 @@ __device__ inline void recompute_scores(float (&scores)[keys / 2], const bool (&
   }
 }
 
-// The lane, read anew: what depends on it is then computed here and not kept in registers from before.
-__device__ inline int fresh_lane() {
-  int lane;
-  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-  return lane;
-}
-
 // What a warpgroup has of its 64 queries in registers, in the layout of wgmma: of a lane's rows h = 0 and 1 the columns
 // 8 n + 2 (lane % 4) + c stand at 4 n + 2 h + c.
 template <class T, class Shape>

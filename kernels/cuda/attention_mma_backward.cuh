@@ -54,6 +54,7 @@ struct BackwardParams {
   int* ticket = nullptr;       // (1)
   int stages = 2;
   bool deterministic = true;
+  bool stores_first = false;  // the first key block of a query tile writes its part of dquery, adds to nothing
   bool query_vectors = false;
   bool key_vectors = false;
   bool value_vectors = false;
@@ -98,7 +99,11 @@ __global__ void __launch_bounds__(128) prepare_backward(const __grid_constant__ 
   if (threadIdx.x == 0) params.turns[tile] = 0;
   constexpr int tile_elements = Shape::queries * columns;
   auto* const dquery = reinterpret_cast<float4*>(params.dquery + tile * tile_elements);
-  for (int i = static_cast<int>(threadIdx.x); i < tile_elements / 4; i += 128) dquery[i] = float4{0, 0, 0, 0};
+  const int first_block = band.begin(first_query) / Shape::keys;
+  const bool is_written = params.stores_first && first_block * Shape::keys < band.end(first_query + Shape::queries - 1);
+  for (int i = static_cast<int>(threadIdx.x); !is_written && i < tile_elements / 4; i += 128) {
+    dquery[i] = float4{0, 0, 0, 0};
+  }
   copy_async_wait<0>();
   __syncthreads();
 

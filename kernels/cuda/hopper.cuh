@@ -33,6 +33,9 @@ __device__ inline void barrier_expect(uint64_t* barrier, int bytes) {
 // Returns when the phase of this parity is over. No phase may end unseen: one that waits must be among those whose
 // arrival lets the next phase begin.
 __device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
+#ifdef STROBE_BARRIER_WATCHDOG
+  if (STROBE_BARRIER_WATCHDOG(barrier, parity)) return;
+#endif
   STROBE_HOPPER_ASM(
       "{\n.reg .pred done;\nWAIT:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra WAIT;\n}\n" ::
           "r"(shared_address(barrier)),
@@ -66,11 +69,61 @@ __device__ inline void tma_load(void* target, const CUtensorMap& map, uint64_t* 
 __device__ inline void tma_prefetch(const CUtensorMap& map) {
   STROBE_HOPPER_ASM("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
+// Copies contiguous bytes, a multiple of 16 at such an address.
+__device__ inline void bulk_load(void* target, const void* source, int bytes, uint64_t* barrier) {
+  STROBE_HOPPER_ASM("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                        shared_address(target)),
+                    "l"(source), "r"(bytes), "r"(shared_address(barrier))
+                    : "memory");
+}
+// Adds contiguous floats of shared memory to as many in device memory, as part of this thread's open group.
+__device__ inline void bulk_add(float* target, const float* source, int bytes) {
+  STROBE_HOPPER_ASM("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(target),
+                    "r"(shared_address(source)), "r"(bytes)
+                    : "memory");
+}
+// Stores them.
+__device__ inline void bulk_store(float* target, const float* source, int bytes) {
+  STROBE_HOPPER_ASM("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(target),
+                    "r"(shared_address(source)), "r"(bytes)
+                    : "memory");
+}
+__device__ inline void bulk_commit() { STROBE_HOPPER_ASM("cp.async.bulk.commit_group;" ::: "memory"); }
+// Waits until at most `pending` of this thread's newest groups still read shared memory, or are under way at all.
+template <int pending>
+__device__ inline void bulk_wait_read() {
+  STROBE_HOPPER_ASM("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
+template <int pending>
+__device__ inline void bulk_wait() {
+  STROBE_HOPPER_ASM("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
+}
 // What this thread wrote to shared memory becomes visible to TMA and wgmma.
 __device__ inline void fence_async_proxy() { STROBE_HOPPER_ASM("fence.proxy.async.shared::cta;" ::: "memory"); }
+// The same of any memory, and in both directions.
+__device__ inline void fence_async_proxy_all() { STROBE_HOPPER_ASM("fence.proxy.async;" ::: "memory"); }
 
 // Waits for the 128 threads of a warpgroup.
 __device__ inline void barrier_group(int group) { STROBE_HOPPER_ASM("bar.sync %0, 128;" ::"r"(1 + group) : "memory"); }
+// Waits for the threads of several warpgroups.
+template <int threads>
+__device__ inline void barrier_groups() {
+  STROBE_HOPPER_ASM("bar.sync 8, %0;" ::"n"(threads) : "memory");
+}
+
+// The lane, read anew: what depends on it is then computed here and not kept in registers from before.
+__device__ inline int fresh_lane() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
+// A number that is the same in all lanes, told to the compiler: operands made of it then need no vector registers.
+__device__ inline int uniform(int x) {
+  int same = x;
+  STROBE_HOPPER_ASM("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(same) : "r"(x));
+  return same;
+}
 
 // From here on the threads of this warpgroup have so many registers each.
 template <int count>
@@ -84,7 +137,7 @@ __device__ inline void take_registers() {
 
 // Tiles lie as TMA's 128-byte swizzle leaves them: chunks of 64 columns one after the other, in each of them rows of
 // 128 bytes whose 16-byte pieces are exchanged by row. Where piece `piece` of a row lies, in bytes:
-__device__ inline int swizzled_offset(int rows, int row, int piece) {
+__host__ __device__ constexpr int swizzled_offset(int rows, int row, int piece) {
   return piece / 8 * rows * 128 + row * 128 + ((piece % 8 ^ (row & 7)) << 4);
 }
 
@@ -94,6 +147,12 @@ __device__ inline uint64_t wgmma_operand(const void* tile, uint32_t chunk_bytes 
   constexpr uint64_t eight_rows = 1024, swizzle_128 = uint64_t{1} << 62;
   return (shared_address(tile) >> 4 & 0x3fff) | static_cast<uint64_t>(chunk_bytes >> 4 & 0x3fff) << 16 |
          (eight_rows >> 4) << 32 | swizzle_128;
+}
+// The same `bytes` behind shared memory's 16 * place.
+__host__ __device__ constexpr uint64_t wgmma_operand(uint32_t place, int bytes, int chunk_bytes = 16) {
+  constexpr uint32_t eight_rows_swizzle_128 = 1024 >> 4 | 1u << 30;
+  const uint32_t low = place + static_cast<uint32_t>(bytes / 16 + (chunk_bytes / 16 << 16));
+  return static_cast<uint64_t>(eight_rows_swizzle_128) << 32 | low;
 }
 // Before a product whose registers have been written by other instructions.
 __device__ inline void wgmma_fence() { STROBE_HOPPER_ASM("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -111,9 +170,17 @@ __device__ inline void hold(float (&values)[count]) {
   for (int i = 0; i < count; ++i) asm volatile("" : "+f"(values[i])::"memory");
 }
 
+// Stores four 8 x 8 matrices that lie as wgmma's sums do, packed, each transposed: lane l names where column l % 8 of
+// matrix l / 8 becomes a row.
+__device__ inline void store_transposed(uint32_t address, const uint32_t (&matrices)[4]) {
+  STROBE_HOPPER_ASM("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                    "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])
+                    : "memory");
+}
+
 // sums (64 x n, f32) = a b, or += with `accumulate`, over 16 columns of a. Lane l of warp w holds rows 16 w + l / 4 +
-// 8 h, columns 8 i + 2 (l % 4) + c at 4 i + 2 h + c. tiles: a (64 x 16) and b (n x 16) lie in shared memory and their
-// columns are summed over. registers: a is in registers, packed in the order of such sums, and b (16 x n) in memory.
+// 8 h, columns 8 i + 2 (l % 4) + c at 4 i + 2 h + c. tiles: a (64 x 16) lies in shared memory; registers: it is packed
+// in the order of such sums. b lies in shared memory as n x 16 or, with `b_rows`, as 16 x n.
 template <class T, int n>
 struct Wgmma;
 
@@ -131,29 +198,32 @@ struct Wgmma;
 #define STROBE_NAMES_48 STROBE_NAMES_40 ",%40,%41,%42,%43,%44,%45,%46,%47"
 #define STROBE_NAMES_64 STROBE_NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 
-// o0, ..., o5: the names of the operands behind the sums.
-#define STROBE_WGMMA(T, type, n, names, sums, o0, o1, o2, o3, o4, o5)                                             \
-  template <>                                                                                                     \
-  struct Wgmma<T, n> {                                                                                            \
-    __device__ static void tiles(float (&d)[n / 2], uint64_t a, uint64_t b, bool accumulate) {                    \
-      STROBE_HOPPER_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, " o2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n       \
-                        "k16.f32." type "." type " {" names "}, " o0 ", " o1 ", p, 1, 1, 0, 0;\n}\n"              \
-                        : sums                                                                                    \
-                        : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                                     \
-    }                                                                                                             \
-    __device__ static void registers(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate) {    \
-      STROBE_HOPPER_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, " o5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n       \
-                        "k16.f32." type "." type " {" names "}, {" o0 ", " o1 ", " o2 ", " o3 "}, " o4            \
-                        ", p, 1, 1, 1;\n}\n"                                                                      \
-                        : sums                                                                                    \
-                        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate))); \
-    }                                                                                                             \
+// o0, ..., o6: the names of the operands behind the sums.
+#define STROBE_WGMMA(T, type, n, names, sums, o0, o1, o2, o3, o4, o5, o6)                                        \
+  template <>                                                                                                    \
+  struct Wgmma<T, n> {                                                                                           \
+    template <bool b_rows = false>                                                                               \
+    __device__ static void tiles(float (&d)[n / 2], uint64_t a, uint64_t b, bool accumulate) {                   \
+      STROBE_HOPPER_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, " o2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n      \
+                        "k16.f32." type "." type " {" names "}, " o0 ", " o1 ", p, 1, 1, 0, " o3 ";\n}\n"        \
+                        : sums                                                                                   \
+                        : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(b_rows)));     \
+    }                                                                                                            \
+    template <bool b_rows = true>                                                                                \
+    __device__ static void registers(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate) {   \
+      STROBE_HOPPER_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, " o5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n      \
+                        "k16.f32." type "." type " {" names "}, {" o0 ", " o1 ", " o2 ", " o3 "}, " o4           \
+                        ", p, 1, 1, " o6 ";\n}\n"                                                                \
+                        : sums                                                                                   \
+                        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), \
+                          "n"(static_cast<int>(b_rows)));                                                        \
+    }                                                                                                            \
   };
-#define STROBE_WGMMAS(T, type)                                                                          \
-  STROBE_WGMMA(T, type, 64, STROBE_NAMES_32, STROBE_32(d, 0), "%32", "%33", "%34", "%35", "%36", "%37") \
-  STROBE_WGMMA(T, type, 80, STROBE_NAMES_40, STROBE_40(d), "%40", "%41", "%42", "%43", "%44", "%45")    \
-  STROBE_WGMMA(T, type, 96, STROBE_NAMES_48, STROBE_48(d), "%48", "%49", "%50", "%51", "%52", "%53")    \
-  STROBE_WGMMA(T, type, 128, STROBE_NAMES_64, STROBE_64(d), "%64", "%65", "%66", "%67", "%68", "%69")
+#define STROBE_WGMMAS(T, type)                                                                                 \
+  STROBE_WGMMA(T, type, 64, STROBE_NAMES_32, STROBE_32(d, 0), "%32", "%33", "%34", "%35", "%36", "%37", "%38") \
+  STROBE_WGMMA(T, type, 80, STROBE_NAMES_40, STROBE_40(d), "%40", "%41", "%42", "%43", "%44", "%45", "%46")    \
+  STROBE_WGMMA(T, type, 96, STROBE_NAMES_48, STROBE_48(d), "%48", "%49", "%50", "%51", "%52", "%53", "%54")    \
+  STROBE_WGMMA(T, type, 128, STROBE_NAMES_64, STROBE_64(d), "%64", "%65", "%66", "%67", "%68", "%69", "%70")
 STROBE_WGMMAS(bfloat16, "bf16")
 STROBE_WGMMAS(float16, "f16")
 #undef STROBE_WGMMAS

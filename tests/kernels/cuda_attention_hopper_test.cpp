@@ -1,5 +1,5 @@
-// The Hopper attention kernel where its tiles, its maximum that stands still and its schedule make a difference; on
-// other GPUs it must refuse by name.
+// The Hopper attention kernels where their tiles, the maximum that stands still and their schedules make a difference;
+// on other GPUs they must refuse by name.
 #include <doctest/doctest.h>
 
 #include "support/gpu_attention.h"
@@ -25,12 +25,27 @@ bool has_hopper() {
 }
 
 // out at most twice as far from the exact result as unfused attention with matrices in the dtype.
+void check_output(const AttentionValues& given, const AttentionValues& exact, const AttentionValues& unfused, size_t i,
+                  DType dtype) {
+  INFO(AttentionOutputs::names[i]);
+  const double tiny = dtype == DType::bf16 ? 4e-3 : 5e-4;
+  CHECK(relative_error(given[i], exact[i]) <= 2 * relative_error(unfused[i], exact[i]) + tiny);
+}
 void check_forward(GpuAttention& attention, const GpuAttentionCase& problem) {
   INFO(problem.describe());
   const AttentionValues exact = attention.reference(), unfused = attention.reference(problem.dtype);
   const AttentionValues given = attention.run(AttentionKernel::hopper);
-  const double tiny = problem.dtype == DType::bf16 ? 4e-3 : 5e-4;
-  CHECK(relative_error(given[0], exact[0]) <= 2 * relative_error(unfused[0], exact[0]) + tiny);
+  check_output(given, exact, unfused, 0, problem.dtype);
+  CHECK(relative_error(given[1], exact[1]) <= 1e-5);
+}
+// dquery, dkey and dvalue, too; the backward pass takes head_dims that the forward pass leaves to another kernel.
+void check_all(const GpuAttentionCase& problem, std::mt19937& random,
+               AttentionKernel kernel = AttentionKernel::hopper) {
+  INFO(problem.describe());
+  GpuAttention attention(problem, random);
+  const AttentionValues exact = attention.reference(), unfused = attention.reference(problem.dtype);
+  const AttentionValues given = attention.run(kernel);
+  for (const size_t i : {0, 2, 3, 4}) check_output(given, exact, unfused, i, problem.dtype);
   CHECK(relative_error(given[1], exact[1]) <= 1e-5);
 }
 
@@ -45,16 +60,15 @@ TEST_CASE("cuda attention hopper: lengths around the edges of tiles" * needs_gpu
   std::mt19937 random(1);
   for (const DType dtype : {DType::bf16, DType::f16}) {
     for (const int64_t dim : {64, 128}) {
-      for (const int64_t seq_q : {1, 63, 64, 65, 191, 192, 193, 400}) {
-        for (const int64_t seq_k : {1, 79, 80, 81, 96, 97, 161, 500}) {
+      for (const int64_t seq_q : {1, 63, 64, 65, 128, 129, 191, 192, 193, 400}) {
+        for (const int64_t seq_k : {1, 79, 80, 81, 96, 97, 128, 129, 161, 500}) {
           const GpuAttentionCase problem{.seq_q = seq_q,
                                          .seq_k = seq_k,
                                          .heads = 2,
                                          .dim = dim,
                                          .dtype = dtype,
                                          .options = {.causal = (seq_q + seq_k) % 2 == 0}};
-          GpuAttention attention(problem, random);
-          check_forward(attention, problem);
+          check_all(problem, random);
         }
       }
     }
@@ -77,8 +91,7 @@ TEST_CASE("cuda attention hopper: windows, scales, strides" * needs_gpu()) {
               .options = {.softmax_scale = scale, .window_left = left, .window_right = right},
               .gap = 8,
               .heads_first = heads_first};
-          GpuAttention attention(problem, random);
-          check_forward(attention, problem);
+          check_all(problem, random);
         }
       }
     }
@@ -145,6 +158,67 @@ TEST_CASE("cuda attention hopper: NaN and infinity reach the rows that see them"
   }
 }
 
+TEST_CASE("cuda attention hopper: gradients of groups of heads, of lse, of head_dims between the widths of tiles" *
+          needs_gpu()) {
+  if (!has_hopper()) return;
+  std::mt19937 random(7);
+  for (const int64_t dim : {64, 128, 8, 40, 72, 96, 120}) {
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      for (const bool causal : {false, true}) {
+        const GpuAttentionCase problem{.batch = 2,
+                                       .seq_q = 300,
+                                       .seq_k = 350,
+                                       .heads = 6,
+                                       .kv_heads = 2,
+                                       .dim = dim,
+                                       .dtype = dtype,
+                                       .options = {.causal = causal, .deterministic = causal},
+                                       .with_dlse = true};
+        const bool both = dim == 64 || dim == 128;
+        check_all(problem, random, both ? AttentionKernel::hopper : AttentionKernel::auto_select);
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda attention hopper: a single key has gradient 0" * needs_gpu()) {
+  if (!has_hopper()) return;
+  std::mt19937 random(8);
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const int64_t dim : {64, 128}) {
+      GpuAttention attention({.seq_q = 150, .heads = 2, .kv_heads = 2, .dim = dim, .dtype = dtype}, random);
+      const AttentionValues values = attention.run(AttentionKernel::hopper);
+      for (const size_t i : {2, 3}) {
+        CHECK(std::all_of(values[i].begin(), values[i].end(), [](double x) { return x == 0; }));
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda attention hopper: large scores keep their gradients" * needs_gpu()) {
+  if (!has_hopper()) return;
+  std::mt19937 random(9);
+  for (const int64_t dim : {64, 128}) {
+    for (const bool causal : {false, true}) {
+      check_all({.seq_q = 200,
+                 .seq_k = 300,
+                 .dim = dim,
+                 .dtype = DType::bf16,
+                 .options = {.softmax_scale = 100, .causal = causal}},
+                random);
+    }
+  }
+}
+
+TEST_CASE("cuda attention hopper: a dout that TMA cannot read is left to another kernel" * needs_gpu()) {
+  if (!has_hopper()) return;
+  std::mt19937 random(10);
+  const GpuAttentionCase problem{.seq_q = 100, .seq_k = 100, .dim = 64, .dtype = DType::bf16, .constant_dout = true};
+  check_all(problem, random, AttentionKernel::auto_select);
+  CHECK_THROWS_WITH_AS(GpuAttention(problem, random).run(AttentionKernel::hopper),
+                       doctest::Contains("kernel hopper given, but dout has stride 0"), Error);
+}
+
 TEST_CASE("cuda attention hopper: many tiles for each block of the grid give the same bits on every run" *
           needs_gpu()) {
   if (!has_hopper()) return;
@@ -160,12 +234,11 @@ TEST_CASE("cuda attention hopper: many tiles for each block of the grid give the
     GpuAttention attention(problem, random);
     const AttentionValues first = attention.run(AttentionKernel::hopper);
     const AttentionValues other = attention.run(AttentionKernel::mma);
-    CHECK(relative_error(first[0], other[0]) <= 1.6e-2);
+    for (const size_t i : {0, 2, 3, 4}) CHECK(relative_error(first[i], other[i]) <= 1.6e-2);
     CHECK(relative_error(first[1], other[1]) <= 1e-5);
     for (int n = 0; n < 19; ++n) {
       const AttentionValues again = attention.run(AttentionKernel::hopper);
-      CHECK(same(again[0], first[0]));
-      CHECK(same(again[1], first[1]));
+      for (size_t i = 0; i < 5; ++i) CHECK(same(again[i], first[i]));
     }
   }
 }

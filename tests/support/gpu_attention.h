@@ -156,8 +156,7 @@ class GpuAttention {
     }
   }
 
-  // Forward and backward with one kernel; behind the Hopper kernel, which has no backward pass, with the one that is
-  // chosen there.
+  // Forward and backward with one kernel.
   AttentionValues run(kernels::AttentionKernel kernel) {
     AttentionOperand out = operand(problem_.rows_q(), problem_.heads), dquery = out;
     AttentionOperand dkey = operand(problem_.rows_k(), problem_.kv_heads), dvalue = dkey;
@@ -197,7 +196,8 @@ class GpuAttention {
         .dropout_p = options.dropout_p,
         .dropout_seed = options.dropout_seed,
         .dropout_offset = options.dropout_offset,
-        .kernel = kernel};
+        .kernel = kernel,
+        .deterministic = options.deterministic};
     if (options.alibi_slopes.defined()) args.alibi_slopes = reinterpret_cast<const float*>(slopes->data());
     if (problem_.packed()) {
       args.cu_seqlens_q = reinterpret_cast<const int32_t*>(starts_q->data());
@@ -222,7 +222,6 @@ class GpuAttention {
       grad.dout_dim_stride = 0;
     }
     if (problem_.with_dlse) grad.dlse = dlse.gpu();
-    if (kernel == kernels::AttentionKernel::hopper) grad.forward.kernel = kernels::AttentionKernel::auto_select;
     grad.workspace_bytes = kernels::flash_attention_backward_workspace(grad, Device::cuda());
     const GpuMemory workspace(grad.workspace_bytes);
     grad.workspace = workspace.data();

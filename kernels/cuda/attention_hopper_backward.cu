@@ -1,0 +1,176 @@
+// Attention backward on Hopper: the kernel around the roles of attention_hopper_backward.cuh, and which cases it takes.
+#include "strobe/kernels/cuda/attention_hopper_backward_group.cuh"
+
+#include <algorithm>
+
+#include "strobe/kernels/cuda/attention_hopper.h"
+#include "strobe/kernels/cuda/tensor_map.h"
+
+namespace strobe::kernels::cuda {
+namespace {
+
+using namespace hopper;
+
+template <class T, class Shape, int head_dim>
+__global__ void __launch_bounds__(Shape::all_threads, 1) attention_backward(const __grid_constant__ GradParams params) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) char shared[];
+  auto& memory = *reinterpret_cast<GradMemory<Shape>*>(shared);
+  const bool in_turns = params.base.deterministic;
+  if (threadIdx.x == 0) {
+    const auto init = [](auto& barriers, int arrivals) {
+      for (uint64_t& barrier : barriers) barrier_init(&barrier, arrivals);
+    };
+    init(memory.query_full, 1);
+    init(memory.query_empty, Shape::warps);
+    init(memory.dout_full, 1);
+    init(memory.dout_empty, Shape::warps);
+    barrier_init(&memory.number_empty, Shape::warps + 1 + (Shape::bulk ? 1 : in_turns ? 2 : 0));
+    for (uint64_t* one : {&memory.number_full, &memory.key_full, &memory.value_full, &memory.dquery_empty})
+      barrier_init(one, 1);
+    for (uint64_t* each_warp : {&memory.keys_empty, &memory.dquery_full, &memory.turn_used}) {
+      barrier_init(each_warp, Shape::warps);
+    }
+    barrier_init(&memory.turn_open, 2);
+    barrier_init_fence();
+  }
+  __syncthreads();
+  const int group = uniform(static_cast<int>(threadIdx.x) / 128);
+  if (group == Shape::groups) {
+    give_registers<Shape::loader_registers>();
+    const int role = static_cast<int>(threadIdx.x) - Shape::threads;
+    if (role == 0) load_queries<Shape>(params, memory);
+    if (role == 32) load_keys<Shape>(params, memory);
+    if constexpr (Shape::bulk) {
+      if (role == 64) add_tiles<Shape>(params, memory);
+    } else if (in_turns) {
+      if (role == 64) open_turns<Shape>(params, memory);
+      if (role == 96) close_turns<Shape>(params, memory);
+    }
+  } else {
+    take_registers<Shape::group_registers>();
+    multiply_blocks<T, Shape, head_dim>(params, memory, group);
+  }
+#endif
+}
+
+// Calls f<T, Shape, head_dim>() with the least instance that holds head_dim.
+template <class F>
+auto dispatch_hopper(const AttentionArgs& args, F&& f) {
+  const auto with_type = [&]<class T>() {
+    if (args.head_dim <= 64) return f.template operator()<T, GradShape<64, 2, 3, 2, true, false>, 64>();
+    if (args.head_dim <= 96) return f.template operator()<T, GradShape<128, 1, 3, 2, false, false>, 96>();
+    return f.template operator()<T, GradShape<128, 1, 3, 2, false, false>, 128>();
+  };
+  if (args.dtype == DType::bf16) return with_type.template operator()<bfloat16>();
+  return with_type.template operator()<float16>();
+}
+
+template <class Shape>
+GradParams grad_params(const char* operation, const AttentionGradArgs& grad,
+                       const strobe::cuda::DeviceProperties& gpu) {
+  const AttentionArgs& args = grad.forward;
+  size_t bytes;
+  BackwardParams base = backward_params<Shape>(grad, grad.workspace, bytes);
+  STROBE_CHECK(grad.workspace_bytes >= bytes, operation, ": workspace of ", grad.workspace_bytes,
+               " bytes given, expected ", bytes);
+  // About eight blocks of a head at the same time: those find its queries in the L2 cache, and in turns they wait
+  // little.
+  base.heads_together = std::min<int64_t>(gpu.multiprocessors / 8, args.batch * args.num_kv_heads);
+  base.stores_first = base.deterministic;
+  const auto map = [&](const AttentionTensor& tensor, int64_t seq_len, int64_t num_heads, int rows) {
+    return tensor_map(operation, tensor, args.dtype, args.batch, seq_len, num_heads, args.head_dim, rows);
+  };
+  return {.query = map(args.query, args.seq_len_q, args.num_heads, Shape::queries),
+          .key = map(args.key, args.seq_len_k, args.num_kv_heads, Shape::keys),
+          .value = map(args.value, args.seq_len_k, args.num_kv_heads, Shape::keys),
+          .dout = map(grad.dout, args.seq_len_q, args.num_heads, Shape::queries),
+          .base = base,
+          .group_heads = static_cast<int>(args.num_heads / args.num_kv_heads)};
+}
+
+template <class T, class Shape, int head_dim>
+void launch_backward(const char* operation, const GradParams& params, const strobe::cuda::DeviceProperties& gpu,
+                     const Stream& stream) {
+  const BackwardParams& base = params.base;
+  const AttentionArgs& args = base.grad.forward;
+  const int64_t tiles = base.table.query_tiles * args.batch * args.num_heads;
+  strobe::cuda::launch(operation, prepare_backward<T, Shape>, grid_of(std::max<int64_t>(tiles, 1)), dim3(128),
+                       2 * Shape::query_bytes, stream, base);
+  mma_attention_split_lse(args, base.table, stream);
+  strobe::cuda::launch(operation, attention_backward<T, Shape, head_dim>,
+                       static_cast<unsigned>(std::min<int64_t>(base.blocks, gpu.multiprocessors)), Shape::all_threads,
+                       grad_shared_bytes<Shape>, stream, params);
+  strobe::cuda::launch(operation, finish_backward<T, Shape>, grid_of(tiles), dim3(Shape::threads), Shape::query_bytes,
+                       stream, base);
+}
+
+}  // namespace
+
+std::string hopper_attention_backward_refusal(const AttentionArgs& args, Device device) {
+#ifndef STROBE_CUDA_HOPPER
+  return "this build has no code for sm_90a (see CMAKE_CUDA_ARCHITECTURES)";
+#endif
+  const strobe::cuda::DeviceProperties& gpu = strobe::cuda::device_properties(device);
+  if (gpu.compute_capability != 90) {
+    return concat_message("it needs compute capability 9.0, ", device, " has ", gpu.compute_capability / 10, ".",
+                          gpu.compute_capability % 10);
+  }
+  if (args.dtype != DType::bf16 && args.dtype != DType::f16) {
+    return concat_message("it takes bf16 and f16, dtype is ", args.dtype);
+  }
+  if (args.head_dim % 8 != 0 || args.head_dim > 128) {
+    return concat_message("it takes head_dim up to 128 in multiples of 8, head_dim is ", args.head_dim);
+  }
+  if (args.cu_seqlens_q != nullptr) return "it does not take packed sequences";
+  if (args.softcap != 0) return "it does not take softcap";
+  if (args.alibi_slopes != nullptr) return "it does not take alibi_slopes";
+  if (dropout_of(args).drops()) return "it does not take dropout_p";
+  if (args.seq_len_k == 0) return "seq_len_k is 0";
+  constexpr int64_t longest = int64_t{1} << 29, most = int64_t{1} << 30;  // positions, blocks and tiles are 32-bit
+  const int64_t blocks = strobe::cuda::ceil_div(args.seq_len_k, 128) * args.batch * args.num_kv_heads;
+  const int64_t tiles = strobe::cuda::ceil_div(args.seq_len_q, 64) * args.batch * args.num_heads;
+  if (std::max(args.seq_len_q, args.seq_len_k) > longest || std::max(blocks, tiles) > most) {
+    return concat_message("it takes sequences up to ", longest, " and ", most,
+                          " tiles of 64 queries or 128 keys, batch is ", args.batch, ", seq_len_q ", args.seq_len_q,
+                          ", seq_len_k ", args.seq_len_k, ", num_heads ", args.num_heads, ", num_kv_heads ",
+                          args.num_kv_heads);
+  }
+  std::string refusal = tensor_map_refusal("query", args.query, args.batch, args.seq_len_q, args.num_heads);
+  for (const auto& [name, tensor] : {std::pair("key", &args.key), {"value", &args.value}}) {
+    if (refusal.empty()) {
+      refusal = tensor_map_refusal(name, *tensor, args.batch, args.seq_len_k, args.num_kv_heads);
+    }
+  }
+  return refusal;
+}
+
+std::string hopper_attention_dout_refusal(const AttentionGradArgs& args) {
+  if (args.dout_dim_stride != 1) return concat_message("dout has stride ", args.dout_dim_stride, " along head_dim");
+  return tensor_map_refusal("dout", args.dout, args.forward.batch, args.forward.seq_len_q, args.forward.num_heads);
+}
+
+AttentionTile hopper_attention_backward_tile(const AttentionArgs& args, Device) {
+  return dispatch_hopper(args, [&]<class T, class Shape, int head_dim>() {
+    return AttentionTile{Shape::queries, Shape::keys};
+  });
+}
+
+size_t hopper_attention_backward_workspace(const AttentionGradArgs& args) {
+  size_t bytes = 0;
+  dispatch_hopper(args.forward,
+                  [&]<class T, class Shape, int head_dim>() { backward_params<Shape>(args, nullptr, bytes); });
+  return bytes;
+}
+
+void hopper_attention_backward(const AttentionGradArgs& args, const Stream& stream) {
+  constexpr const char* operation = "flash_attention_backward";
+  const AttentionArgs& forward = args.forward;
+  if (forward.batch * forward.num_heads * forward.seq_len_q == 0) return mma_attention_backward(args, stream);
+  dispatch_hopper(forward, [&]<class T, class Shape, int head_dim>() {
+    const strobe::cuda::DeviceProperties& gpu = strobe::cuda::device_properties(stream.device);
+    launch_backward<T, Shape, head_dim>(operation, grad_params<Shape>(operation, args, gpu), gpu, stream);
+  });
+}
+
+}  // namespace strobe::kernels::cuda

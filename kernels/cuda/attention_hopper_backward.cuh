@@ -1,0 +1,325 @@
+// Attention backward on Hopper (FlashAttention-3, Shah et al. 2024, section 3): a block draws 128 keys of a kv head
+// after the other and visits the queries that see them. One thread has tiles brought by TMA, two warpgroups of 64 keys
+// multiply them by wgmma. Scores are computed transposed, so that P and dS are operands of dvalue and dkey as they lie
+// in registers.
+#pragma once
+
+#include "strobe/kernels/cuda/attention_mma_backward.cuh"
+#include "strobe/kernels/cuda/hopper.cuh"
+
+namespace strobe::kernels::cuda::hopper {
+
+struct GradParams {
+  CUtensorMap query, key, value, dout;
+  BackwardParams base;
+  int group_heads;  // query heads that read one kv head
+};
+
+// A query tile has `parts` times 64 queries, which one after the other meet the keys; the sum for dquery follows for
+// all of them: each warpgroup has 64 of the queries, or of one part 64 columns.
+template <int columns_, int parts_, int query_stages_, int dout_stages_, bool keys_in_registers_, bool bulk_>
+struct GradShape {
+  static constexpr int columns = columns_;  // of tiles; head_dim may be less
+  static constexpr int groups = 2, group_keys = 64, keys = groups * group_keys;
+  static constexpr int parts = parts_, part_queries = 64, queries = parts * part_queries;
+  static constexpr int query_stages = query_stages_, dout_stages = dout_stages_, score_stages = 2;
+  static constexpr bool keys_in_registers = keys_in_registers_;  // their rows as operands for S and dP
+  static constexpr bool bulk = bulk_;  // dquery is added by TMA out of shared memory, not out of registers
+  static constexpr int threads = 128 * groups, all_threads = threads + 128;
+  static constexpr int key_bytes = keys * columns * 2, query_bytes = queries * columns * 2;
+  static constexpr int score_bytes = queries * keys * 2, row_bytes = RowTable::columns * queries * 4;
+  static constexpr int dquery_floats = queries * columns, staging_bytes = 16 * 64 * 2;
+  static constexpr int loader_registers = 24, group_registers = 240;
+  // How finish_backward finds the parts of dquery that a thread has: of each warp 16 rows and 64 columns.
+  static constexpr int warps = 4 * groups, query_warps = 4 * parts, query_rows = 1, query_columns = 8;
+  static_assert(parts * columns == 128);
+
+  // Where operands begin in their tiles, in bytes, for step `step` of 16 summed elements. Tiles are chunks of 64
+  // columns; dS has a row for each query, and a chunk for each warpgroup's keys.
+  static constexpr int chunk_bytes(int rows) { return rows * 128; }
+  static constexpr int key_columns_at(int group, int step) {
+    return step / 4 * chunk_bytes(keys) + group * group_keys * 128 + step % 4 * 32;
+  }
+  static constexpr int query_columns_at(int part, int step) {
+    return step / 4 * chunk_bytes(queries) + part * part_queries * 128 + step % 4 * 32;
+  }
+  static constexpr int query_rows_at(int part, int step) { return part * part_queries * 128 + step * 16 * 128; }
+  static constexpr int score_columns_at(int group, int step) {
+    return step / 4 * chunk_bytes(queries) + (parts == 1 ? 0 : group * part_queries * 128) + step % 4 * 32;
+  }
+  static constexpr int key_rows_at(int group, int step) {
+    return (parts == 1 ? group * chunk_bytes(keys) : 0) + step * 16 * 128;
+  }
+  // Where a lane stores its row of the transposed dS of 16 queries: the first ones of part 0 ...
+  static constexpr int score_store_at(int group, int warp, int lane) {
+    return group * chunk_bytes(queries) + swizzled_offset(queries, lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2);
+  }
+  // ... and how much further on 16 queries of number `step` of a part.
+  static constexpr int score_step(int part, int step) { return (part * part_queries + 16 * step) * 128; }
+};
+
+template <class Shape>
+struct GradMemory {
+  alignas(1024) char key[Shape::key_bytes];
+  alignas(1024) char value[Shape::key_bytes];
+  alignas(1024) char query[Shape::query_stages][Shape::query_bytes];
+  alignas(1024) char dout[Shape::dout_stages][Shape::query_bytes];
+  alignas(1024) char scores[Shape::score_stages][Shape::score_bytes];  // dS
+  alignas(128) float dquery[Shape::bulk ? Shape::dquery_floats : 4];
+  alignas(128) float rows[Shape::query_stages][RowTable::columns * Shape::queries];
+  alignas(128) char staging[Shape::warps][Shape::staging_bytes];  // dkey and dvalue on their way out
+  uint64_t number_full, number_empty;
+  uint64_t key_full, value_full, keys_empty;
+  uint64_t query_full[Shape::query_stages], query_empty[Shape::query_stages];
+  uint64_t dout_full[Shape::dout_stages], dout_empty[Shape::dout_stages];
+  uint64_t dquery_full, dquery_empty;  // Shape::bulk
+  uint64_t turn_open, turn_used;       // in turns, otherwise
+  int number;                          // of the next block of keys
+};
+template <class Shape>
+constexpr int grad_shared_bytes = static_cast<int>(sizeof(GradMemory<Shape>));  // at most 232,448
+
+// Some keys of a kv head, by their number among all.
+template <class Shape>
+struct KeyPlace {
+  int batch, kv_head, block;
+
+  // Blocks of one head at the same time share its queries, but in turns they wait for each other: so those of some
+  // heads alternate. The first keys come first: under a causal mask they have most to do.
+  __device__ KeyPlace(const BackwardParams& params, int number) {
+    const int key_blocks = static_cast<int>(params.key_blocks), together = static_cast<int>(params.heads_together);
+    const int kv_heads = static_cast<int>(params.grad.forward.num_kv_heads);
+    const int first = number / (together * key_blocks) * together;
+    const int heads = min(together, static_cast<int>(params.blocks) / key_blocks - first);
+    block = (number - first * key_blocks) / heads;
+    const int matrix = first + (number - first * key_blocks) % heads;
+    batch = matrix / kv_heads;
+    kv_head = matrix % kv_heads;
+  }
+};
+
+// Such keys and the query tiles that see them.
+template <class Shape>
+struct KeyBlock {
+  int batch, kv_head;
+  int number;  // among the blocks of the head
+  int first_key;
+  int seq_len_q;
+  int first_head;  // of the group that reads this kv head
+  int first_tile, tiles, steps;
+  int first_uncut, last_uncut;  // 64 queries from one of these on see all keys
+  Band band;
+
+  __device__ KeyBlock(const GradParams& params, const KeyPlace<Shape>& place)
+      : batch(place.batch),
+        kv_head(place.kv_head),
+        number(place.block),
+        first_key(place.block * Shape::keys),
+        seq_len_q(static_cast<int>(params.base.grad.forward.seq_len_q)),
+        first_head(place.kv_head * params.group_heads),
+        band(SequencePair(params.base.grad.forward, place.batch)) {
+    const int past = min(seq_len_q, first_key + Shape::keys - band.lower);
+    first_tile = max(first_key - band.upper, 0) / Shape::queries;
+    tiles = (past <= 0 ? 0 : (past + Shape::queries - 1) / Shape::queries) - first_tile;
+    steps = tiles <= 0 ? 0 : tiles * params.group_heads;
+    first_uncut = first_key + Shape::keys > band.seq_len_k ? seq_len_q : first_key + Shape::keys - 1 - band.upper;
+    last_uncut = seq_len_q - 1 + band.lower <= first_key ? seq_len_q : first_key - band.lower - Shape::part_queries + 1;
+  }
+
+  // In turns, key blocks add to dquery of a query tile in ascending order; this is how many come before.
+  __device__ int turn(int tile) const { return number - band.begin(tile * Shape::queries) / Shape::keys; }
+};
+
+// A query tile of a block of keys: from the last one of a head to the first, then those of the next head. So a block
+// follows on the heels of the one before it, and both wait little, whatever the mask.
+template <class Shape>
+struct Step {
+  const KeyBlock<Shape>& block;
+  int head, tile;
+  int place;  // in the workspace
+
+  __device__ Step(const BackwardParams& params, const KeyBlock<Shape>& keys)
+      : block(keys), head(keys.first_head), tile(keys.first_tile + keys.tiles - 1) {
+    const int num_heads = static_cast<int>(params.grad.forward.num_heads);
+    place = (block.batch * num_heads + head) * static_cast<int>(params.table.query_tiles) + tile;
+  }
+  __device__ void advance(const BackwardParams& params) {
+    --tile, --place;
+    if (tile >= block.first_tile) return;
+    ++head;
+    tile += block.tiles;
+    place += block.tiles + static_cast<int>(params.table.query_tiles);
+  }
+  __device__ int first_query() const { return tile * Shape::queries; }
+  __device__ int turn() const { return block.turn(tile); }
+};
+
+// Who follows the blocks of keys: one thread, or a whole warp, for which numbers are the same in all lanes.
+struct OneThread {
+  __device__ static void arrive(uint64_t* barrier) { barrier_arrive(barrier); }
+  __device__ static int same(int x) { return x; }
+};
+struct WholeWarp {
+  __device__ static void arrive(uint64_t* barrier) {  // each warp for itself: none may miss a phase
+    __syncwarp();
+    if (fresh_lane() == 0) barrier_arrive(barrier);
+  }
+  __device__ static int same(int x) { return uniform(x); }
+};
+
+// Calls f(block) for each block of keys that this block of threads gets. They are drawn one by one, so that none waits
+// for one that has not been drawn, and nobody is idle.
+template <class Shape, class Reader, class F>
+__device__ inline void for_each_block(const GradParams& params, GradMemory<Shape>& memory, Reader, F&& f) {
+  for (uint32_t parity = 0;; parity ^= 1) {
+    barrier_wait(&memory.number_full, parity);
+    const int number = Reader::same(memory.number);
+    Reader::arrive(&memory.number_empty);
+    if (number >= static_cast<int>(params.base.blocks)) return;
+    KeyPlace<Shape> place(params.base, number);
+    for (int* x : {&place.batch, &place.kv_head, &place.block}) *x = Reader::same(*x);
+    f(KeyBlock<Shape>(params, place));
+  }
+}
+
+// Brings a tile of `rows` rows.
+template <class Shape>
+__device__ inline void load_tile(char* tile, const CUtensorMap& map, uint64_t* full, int rows, int first_row, int head,
+                                 int batch) {
+#pragma unroll
+  for (int chunk = 0; chunk < Shape::columns / 64; ++chunk) {
+    tma_load(tile + chunk * Shape::chunk_bytes(rows), map, full, 64 * chunk, first_row, head, batch);
+  }
+}
+
+// Draws blocks of keys and brings the tiles of queries and dout in the order in which they are used.
+template <class Shape>
+__device__ inline void load_queries(const GradParams& params, GradMemory<Shape>& memory) {
+  const BackwardParams& base = params.base;
+  tma_prefetch(params.query);
+  tma_prefetch(params.dout);
+  Ring<Shape::query_stages> queries;
+  Ring<Shape::dout_stages> douts;
+  for (uint32_t parity = 0;; parity ^= 1) {
+    const int number = atomicAdd(base.ticket, 1);
+    barrier_wait(&memory.number_empty, parity ^ 1);
+    memory.number = number;
+    barrier_arrive(&memory.number_full);
+    if (number >= base.blocks) return;
+    const KeyBlock<Shape> block(params, KeyPlace<Shape>(base, number));
+    Step<Shape> step(base, block);
+#pragma unroll 1
+    for (int i = 0; i < block.steps; ++i, step.advance(base)) {
+      uint64_t* full = &memory.query_full[queries.stage];
+      barrier_wait(&memory.query_empty[queries.stage], queries.parity ^ 1);
+      barrier_expect(full, Shape::query_bytes + Shape::row_bytes);
+      load_tile<Shape>(memory.query[queries.stage], params.query, full, Shape::queries, step.first_query(), step.head,
+                       block.batch);
+      bulk_load(memory.rows[queries.stage], base.table.at(step.place, 0), Shape::row_bytes, full);
+      queries.advance();
+      full = &memory.dout_full[douts.stage];
+      barrier_wait(&memory.dout_empty[douts.stage], douts.parity ^ 1);
+      barrier_expect(full, Shape::query_bytes);
+      load_tile<Shape>(memory.dout[douts.stage], params.dout, full, Shape::queries, step.first_query(), step.head,
+                       block.batch);
+      douts.advance();
+    }
+  }
+}
+
+// Brings keys and values.
+template <class Shape>
+__device__ inline void load_keys(const GradParams& params, GradMemory<Shape>& memory) {
+  tma_prefetch(params.key);
+  tma_prefetch(params.value);
+  uint32_t parity = 0;
+  for_each_block(params, memory, OneThread(), [&](const KeyBlock<Shape>& block) {
+    if (block.steps == 0) return;
+    barrier_wait(&memory.keys_empty, parity ^ 1);
+    parity ^= 1;
+    const auto load = [&](char* tile, const CUtensorMap& map, uint64_t* full) {
+      barrier_expect(full, Shape::key_bytes);
+      load_tile<Shape>(tile, map, full, Shape::keys, block.first_key, block.kv_head, block.batch);
+    };
+    load(memory.key, params.key, &memory.key_full);
+    load(memory.value, params.value, &memory.value_full);
+  });
+}
+
+__device__ inline void fence_gpu() { STROBE_HOPPER_ASM("fence.acq_rel.gpu;" ::: "memory"); }
+__device__ inline void wait_turn(const int* counter, int turn) {
+  int now = turn;
+  do {
+    STROBE_HOPPER_ASM("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+  } while (now != turn);
+  fence_gpu();
+}
+__device__ inline void end_turn(int* counter, int turn) {
+  fence_gpu();
+  STROBE_HOPPER_ASM("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(counter), "r"(turn + 1) : "memory");
+}
+
+// Calls f(step, parity) for each step of each block, as one thread.
+template <class Shape, class F>
+__device__ inline void for_each_step(const GradParams& params, GradMemory<Shape>& memory, F&& f) {
+  uint32_t parity = 0;
+  for_each_block(params, memory, OneThread(), [&](const KeyBlock<Shape>& block) {
+    Step<Shape> step(params.base, block);
+#pragma unroll 1
+    for (int i = 0; i < block.steps; ++i, step.advance(params.base), parity ^= 1) f(step, parity);
+  });
+}
+
+// In turns without Shape::bulk two threads keep the order: one awaits this block's turn at each tile, the other ends it
+// when all warps have added. A turn opens when both have arrived, so neither misses a phase.
+template <class Shape>
+__device__ inline void open_turns(const GradParams& params, GradMemory<Shape>& memory) {
+  for_each_step(params, memory, [&](const Step<Shape>& step, uint32_t parity) {
+    wait_turn(params.base.turns + step.place, step.turn());
+    barrier_arrive(&memory.turn_open);
+    barrier_wait(&memory.turn_open, parity);
+  });
+}
+template <class Shape>
+__device__ inline void close_turns(const GradParams& params, GradMemory<Shape>& memory) {
+  for_each_step(params, memory, [&](const Step<Shape>& step, uint32_t parity) {
+    barrier_arrive(&memory.turn_open);
+    barrier_wait(&memory.turn_used, parity);
+    end_turn(params.base.turns + step.place, step.turn());
+  });
+}
+
+// Shape::bulk: one thread adds what the warpgroups leave in memory.dquery, and keeps the order of turns. A turn ends
+// one step late, when its addition is over for certain.
+template <class Shape>
+__device__ inline void add_tiles(const GradParams& params, GradMemory<Shape>& memory) {
+  constexpr int bytes = Shape::dquery_floats * 4;
+  const bool in_turns = params.base.deterministic;
+  int* last_counter = nullptr;
+  int last_turn = 0;
+  for_each_step(params, memory, [&](const Step<Shape>& step, uint32_t parity) {
+    if (in_turns) {
+      wait_turn(params.base.turns + step.place, step.turn());
+      fence_async_proxy_all();
+    }
+    barrier_wait(&memory.dquery_full, parity);
+    float* const sums = params.base.dquery + int64_t{step.place} * Shape::dquery_floats;
+    if (in_turns && step.turn() == 0) {
+      bulk_store(sums, memory.dquery, bytes);
+    } else {
+      bulk_add(sums, memory.dquery, bytes);
+    }
+    bulk_commit();
+    bulk_wait_read<0>();
+    barrier_arrive(&memory.dquery_empty);
+    if (!in_turns) return;
+    bulk_wait<1>();
+    if (last_counter != nullptr) end_turn(last_counter, last_turn);
+    last_counter = params.base.turns + step.place;
+    last_turn = step.turn();
+  });
+  bulk_wait<0>();
+  if (last_counter != nullptr) end_turn(last_counter, last_turn);
+}
+
+}  // namespace strobe::kernels::cuda::hopper
