@@ -54,13 +54,17 @@ __global__ void __launch_bounds__(Shape::all_threads, 1) attention_backward(cons
 #endif
 }
 
-// Calls f<T, Shape, head_dim>() with the least instance that holds head_dim.
+// Calls f<T, Shape, head_dim>() with the least instance that holds head_dim. Who need not wait for a turn adds dquery
+// by TMA, which costs fewer instructions and more time until the next block sees the sum.
 template <class F>
 auto dispatch_hopper(const AttentionArgs& args, F&& f) {
+  const auto with_shape = [&]<class T, bool bulk>() {
+    if (args.head_dim <= 96) return f.template operator()<T, GradShape<128, 1, 3, 2, false, bulk>, 96>();
+    return f.template operator()<T, GradShape<128, 1, 3, 2, false, bulk>, 128>();
+  };
   const auto with_type = [&]<class T>() {
     if (args.head_dim <= 64) return f.template operator()<T, GradShape<64, 2, 3, 2, true, false>, 64>();
-    if (args.head_dim <= 96) return f.template operator()<T, GradShape<128, 1, 3, 2, false, false>, 96>();
-    return f.template operator()<T, GradShape<128, 1, 3, 2, false, false>, 128>();
+    return args.deterministic ? with_shape.template operator()<T, false>() : with_shape.template operator()<T, true>();
   };
   if (args.dtype == DType::bf16) return with_type.template operator()<bfloat16>();
   return with_type.template operator()<float16>();

@@ -1,5 +1,5 @@
 // Attention forward on Hopper: the kernel around the roles of attention_hopper_forward.cuh, and which cases it takes.
-#include "strobe/kernels/cuda/attention_hopper_forward.cuh"
+#include "strobe/kernels/cuda/attention_hopper_forward_group.cuh"
 
 #include <algorithm>
 
@@ -44,12 +44,30 @@ __global__ void __launch_bounds__(Shape::threads, 1) attention_forward(const __g
 template <class F>
 auto dispatch_hopper(const AttentionArgs& args, F&& f) {
   const auto with_type = [&]<class T>() {
-    if (args.head_dim <= 64) return f.template operator()<T, ForwardShape<64, 96, 4>>();
-    return f.template operator()<T, ForwardShape<128, 80, 2>>();
+    if (args.head_dim <= 64) return f.template operator()<T, ForwardShape<64, 3, 128, 3, true>>();
+    if (args.head_dim <= 96) return f.template operator()<T, ForwardShape<96, 3, 80, 4, false>>();
+    if (args.head_dim <= 128) return f.template operator()<T, ForwardShape<128, 3, 80, 3, false>>();
+    if (args.head_dim <= 192) return f.template operator()<T, ForwardShape<192, 2, 64, 3, false>>();
+    return f.template operator()<T, ForwardShape<256, 2, 64, 2, false>>();
   };
   if (args.dtype == DType::bf16) return with_type.template operator()<bfloat16>();
   return with_type.template operator()<float16>();
 }
+
+// Axes of operands in memory: packed tensors have no batch axis.
+struct Rows {
+  int64_t batch;
+  int64_t queries;
+  int64_t keys;
+
+  explicit Rows(const AttentionArgs& args) : batch(args.batch), queries(args.seq_len_q), keys(args.seq_len_k) {
+    if (args.cu_seqlens_q != nullptr) {
+      batch = 1;
+      queries = args.total_q;
+      keys = args.total_k;
+    }
+  }
+};
 
 // Heads whose tiles take turns: as many as give each four blocks of the grid, or whose keys and values together fill
 // two thirds of the L2 cache, in sections of about the same size.
@@ -75,27 +93,27 @@ std::string hopper_attention_forward_refusal(const AttentionArgs& args, Device d
   if (args.dtype != DType::bf16 && args.dtype != DType::f16) {
     return concat_message("it takes bf16 and f16, dtype is ", args.dtype);
   }
-  if (args.head_dim != 64 && args.head_dim != 128) {
-    return concat_message("it takes head_dim 64 and 128, head_dim is ", args.head_dim);
+  if (args.head_dim % 8 != 0) {
+    return concat_message("it takes head_dim in multiples of 8, head_dim is ", args.head_dim);
   }
-  if (args.cu_seqlens_q != nullptr) return "it does not take packed sequences";
-  if (args.softcap != 0) return "it does not take softcap";
   if (args.alibi_slopes != nullptr) return "it does not take alibi_slopes";
   if (dropout_of(args).drops()) return "it does not take dropout_p";
+  const Rows rows(args);
   if (args.seq_len_k == 0) return "seq_len_k is 0";
+  if (rows.keys == 0) return "total_k is 0";
   constexpr int64_t longest = int64_t{1} << 29, most_tiles = int64_t{1} << 30;  // positions and tiles are 32-bit
-  if (std::max(args.seq_len_q, args.seq_len_k) > longest ||
-      strobe::cuda::ceil_div(args.seq_len_q, 192) * args.batch * args.num_heads > most_tiles) {
-    return concat_message("it takes sequences up to ", longest, " and ", most_tiles, " tiles of 192 queries, batch is ",
+  if (std::max({args.seq_len_q, args.seq_len_k, rows.queries, rows.keys}) > longest ||
+      strobe::cuda::ceil_div(args.seq_len_q, 128) * args.batch * args.num_heads > most_tiles) {
+    return concat_message("it takes sequences up to ", longest, " and ", most_tiles, " tiles of 128 queries, batch is ",
                           args.batch, ", seq_len_q ", args.seq_len_q, ", seq_len_k ", args.seq_len_k, ", num_heads ",
-                          args.num_heads);
+                          args.num_heads, ", rows ", rows.queries, " and ", rows.keys);
   }
-  if (!rows_are_vectors(args.out)) return "out has rows that do not begin at multiples of 16 bytes";
-  std::string refusal = tensor_map_refusal("query", args.query, args.batch, args.seq_len_q, args.num_heads);
+  std::string refusal;
+  for (const auto& [name, tensor] : {std::pair("query", &args.query), {"out", &args.out}}) {
+    if (refusal.empty()) refusal = tensor_map_refusal(name, *tensor, rows.batch, rows.queries, args.num_heads);
+  }
   for (const auto& [name, tensor] : {std::pair("key", &args.key), {"value", &args.value}}) {
-    if (refusal.empty()) {
-      refusal = tensor_map_refusal(name, *tensor, args.batch, args.seq_len_k, args.num_kv_heads);
-    }
+    if (refusal.empty()) refusal = tensor_map_refusal(name, *tensor, rows.batch, rows.keys, args.num_kv_heads);
   }
   return refusal;
 }
@@ -106,22 +124,26 @@ AttentionTile hopper_attention_forward_tile(const AttentionArgs& args, Device) {
 
 void hopper_attention_forward(const AttentionArgs& args, const Stream& stream) {
   constexpr const char* operation = "flash_attention_forward";
-  if (args.batch * args.num_heads * args.seq_len_q == 0) return;
+  const Rows rows(args);
+  if (args.batch * args.num_heads * args.seq_len_q * rows.queries == 0) return;
   dispatch_hopper(args, [&]<class T, class Shape>() {
     const strobe::cuda::DeviceProperties& gpu = strobe::cuda::device_properties(stream.device);
     const ScoreFunction<float> score(args);
     const int query_tiles = static_cast<int>(strobe::cuda::ceil_div(args.seq_len_q, Shape::queries));
-    const auto map = [&](const AttentionTensor& tensor, int64_t seq_len, int64_t num_heads, int rows) {
-      return tensor_map(operation, tensor, args.dtype, args.batch, seq_len, num_heads, args.head_dim, rows);
+    const auto map = [&](const AttentionTensor& tensor, int64_t seq_len, int64_t num_heads, int box_rows) {
+      return tensor_map(operation, tensor, args.dtype, rows.batch, seq_len, num_heads, args.head_dim, box_rows);
     };
-    const ForwardParams params{.query = map(args.query, args.seq_len_q, args.num_heads, 64),
-                               .key = map(args.key, args.seq_len_k, args.num_kv_heads, Shape::keys),
-                               .value = map(args.value, args.seq_len_k, args.num_kv_heads, Shape::keys),
+    const ForwardParams params{.query = map(args.query, rows.queries, args.num_heads, 64),
+                               .key = map(args.key, rows.keys, args.num_kv_heads, Shape::keys),
+                               .value = map(args.value, rows.keys, args.num_kv_heads, Shape::keys),
                                .args = args,
                                .sign = score.sign,
-                               .scale2 = score.magnitude * log2e,
+                               .scale2 = score.softcap == 0 ? score.magnitude * log2e : 1.0f,
+                               .softcap2 = score.softcap * log2e,
+                               .softcap_scale = score.softcap == 0 ? 0.0f : score.magnitude / score.softcap,
                                .tiles = static_cast<int>(query_tiles * args.batch * args.num_heads),
                                .query_tiles = query_tiles,
+                               .longest_first = args.causal || args.cu_seqlens_q != nullptr,
                                .heads_together = heads_together(args, gpu)};
     strobe::cuda::launch(operation, attention_forward<T, Shape>,
                          static_cast<unsigned>(std::min(params.tiles, gpu.multiprocessors)), Shape::threads,

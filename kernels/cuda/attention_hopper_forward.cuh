@@ -1,7 +1,5 @@
 // Attention forward on Hopper (FlashAttention-3, Shah et al. 2024, algorithm 2): one thread has tiles brought by TMA,
-// warpgroups of 64 queries multiply them by wgmma, and a warpgroup's softmax runs beside its own next product. The
-// maximum of a row is followed only where the mask cuts a tile: elsewhere any reference that keeps the sums in range
-// gives the same quotient, and a sum that grows too large brings the maximum back.
+// for the warpgroups of attention_hopper_forward_group.cuh. Here: shapes, the order of tiles, and that thread.
 #pragma once
 
 #include "strobe/kernels/cuda/attention_mma.cuh"
@@ -12,32 +10,39 @@ namespace strobe::kernels::cuda::hopper {
 struct ForwardParams {
   CUtensorMap query, key, value;
   AttentionArgs args;
-  float sign;          // of softmax_scale
-  float scale2;        // its magnitude, in units of log 2
-  int tiles;           // of all heads
-  int query_tiles;     // of a head
+  float sign;           // of softmax_scale
+  float scale2;         // what scores are multiplied by, in units of log 2
+  float softcap2;       // in units of log 2; 0: off
+  float softcap_scale;  // the magnitude of softmax_scale / softcap
+  int tiles;            // of all heads
+  int query_tiles;      // of a head
+  bool longest_first;
   int heads_together;  // whose tiles are near each other in time, so that they find keys and values in the L2 cache
 };
 
-template <int head_dim_, int keys_, int stages_>
+template <int head_dim_, int groups_, int keys_, int stages_, bool staged_>
 struct ForwardShape {
-  static constexpr int head_dim = head_dim_;
-  static constexpr int groups = 3;  // warpgroups that multiply, 64 queries each
+  static constexpr int head_dim = head_dim_;                      // of the products; what a tensor lacks is 0
+  static constexpr int tile_columns = (head_dim + 63) / 64 * 64;  // in shared memory
+  static constexpr int groups = groups_;                          // warpgroups that multiply, 64 queries each
   static constexpr int queries = 64 * groups;
   static constexpr int keys = keys_;
   static constexpr int stages = stages_;  // of keys, and of values
   static constexpr int threads = 128 * (groups + 1);
-  static constexpr int group_bytes = 64 * head_dim * 2;
-  static constexpr int key_bytes = keys * head_dim * 2;
-  static constexpr int loader_registers = 32, group_registers = 160;  // 65,536 in all
+  static constexpr int group_bytes = 64 * tile_columns * 2;
+  static constexpr int key_bytes = keys * tile_columns * 2;
+  static constexpr bool staged = staged_;                          // whether results go out by way of shared memory
+  static constexpr int staging_bytes = staged ? group_bytes : 16;  // an array has at least one element
+  static constexpr int loader_registers = groups == 3 ? 32 : 24;   // at most 65,536 in all
+  static constexpr int group_registers = groups == 3 ? 160 : 240;
 };
 
 template <class Shape>
 struct ForwardMemory {
   alignas(1024) char query[Shape::groups][Shape::group_bytes];
-  alignas(1024) char out[Shape::groups][Shape::group_bytes];
   alignas(1024) char key[Shape::stages][Shape::key_bytes];
   alignas(1024) char value[Shape::stages][Shape::key_bytes];
+  alignas(16) char out[Shape::groups][Shape::staging_bytes];
   uint64_t query_full[Shape::groups], query_empty[Shape::groups];
   uint64_t key_full[Shape::stages], key_empty[Shape::stages];
   uint64_t value_full[Shape::stages], value_empty[Shape::stages];
@@ -54,8 +59,9 @@ struct KeyBlocks {
       : begin(band.begin(first) / keys), end(last < first ? 0 : (band.end(last) + keys - 1) / keys) {}
 };
 
-// Some queries of one head. Tiles are dealt to the blocks of the grid one by one, there and back again under a causal
-// mask: of some heads those with most to do first, so that each block gets as much to do as the others.
+// Some queries of one head. Tiles are dealt to the blocks of the grid one by one, there and back again where they
+// differ (causal or packed): of some heads those with most to do first, so that each block gets as much to do as the
+// others.
 template <class Shape>
 struct ForwardTile {
   int batch;
@@ -64,7 +70,7 @@ struct ForwardTile {
 
   __device__ ForwardTile(const ForwardParams& params, int index) {
     int matrix = index / params.query_tiles, place = index % params.query_tiles;
-    if (params.args.causal) {
+    if (params.longest_first) {
       const int section = params.heads_together * params.query_tiles;
       const int first_head = index / section * params.heads_together;
       const int heads = min(params.heads_together, params.tiles / params.query_tiles - first_head);
@@ -78,7 +84,7 @@ struct ForwardTile {
 
   // The tile of a block in a round.
   __device__ static int index(const ForwardParams& params, int round) {
-    const bool back = params.args.causal && round % 2 == 1;
+    const bool back = params.longest_first && round % 2 == 1;
     return round * static_cast<int>(gridDim.x) + static_cast<int>(back ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
   }
   __device__ int last_query(int seq_len_q) const { return min(first_query + Shape::queries, seq_len_q) - 1; }
@@ -101,29 +107,33 @@ __device__ inline void load_tiles(const ForwardParams& params, ForwardMemory<Sha
     const KeyBlocks blocks(band, tile.first_query, tile.last_query(static_cast<int>(pair.seq_len_q)), Shape::keys);
     if (blocks.begin >= blocks.end) continue;
     const int kv_head = tile.head / static_cast<int>(args.num_heads / args.num_kv_heads);
+    const int first_q = static_cast<int>(pair.first_q), first_k = static_cast<int>(pair.first_k);
+    const int batch = pair.packed ? 0 : tile.batch;
     const auto load = [&](char* target, const CUtensorMap& map, uint64_t* full, int rows, int first_row, int head) {
-      barrier_expect(full, rows * Shape::head_dim * 2);
+      barrier_expect(full, rows * Shape::tile_columns * 2);
 #pragma unroll
-      for (int chunk = 0; chunk < Shape::head_dim / 64; ++chunk) {
-        tma_load(target + chunk * rows * 128, map, full, 64 * chunk, first_row, head, tile.batch);
+      for (int chunk = 0; chunk < Shape::tile_columns / 64; ++chunk) {
+        tma_load(target + chunk * rows * 128, map, full, 64 * chunk, first_row, head, batch);
       }
     };
     const auto load_key = [&](int block) {
       barrier_wait(&memory.key_empty[keys.stage], keys.parity ^ 1);
-      load(memory.key[keys.stage], params.key, &memory.key_full[keys.stage], Shape::keys, block * Shape::keys, kv_head);
+      load(memory.key[keys.stage], params.key, &memory.key_full[keys.stage], Shape::keys, first_k + block * Shape::keys,
+           kv_head);
       keys.advance();
     };
     const auto load_value = [&](int block) {
       barrier_wait(&memory.value_empty[values.stage], values.parity ^ 1);
-      load(memory.value[values.stage], params.value, &memory.value_full[values.stage], Shape::keys, block * Shape::keys,
-           kv_head);
+      load(memory.value[values.stage], params.value, &memory.value_full[values.stage], Shape::keys,
+           first_k + block * Shape::keys, kv_head);
       values.advance();
     };
     load_key(blocks.end - 1);
 #pragma unroll 1
     for (int group = 0; group < Shape::groups; ++group) {
       barrier_wait(&memory.query_empty[group], queries.parity ^ 1);
-      load(memory.query[group], params.query, &memory.query_full[group], 64, tile.first_query + 64 * group, tile.head);
+      load(memory.query[group], params.query, &memory.query_full[group], 64, first_q + tile.first_query + 64 * group,
+           tile.head);
     }
     queries.advance();
     for (int block = blocks.end - 2; block >= blocks.begin; --block) {
@@ -131,340 +141,6 @@ __device__ inline void load_tiles(const ForwardParams& params, ForwardMemory<Sha
       load_value(block + 1);
     }
     load_value(blocks.begin);
-  }
-}
-
-// The scores of one warp's 16 queries once more, for those of its two rows a lane that `wanted` names.
-template <class T, int head_dim, int keys>
-__device__ inline void recompute_scores(float (&scores)[keys / 2], const bool (&wanted)[2], const char* query,
-                                        const char* key, int warp, int lane) {
-#pragma unroll
-  for (int n = 0; n < keys / 16; ++n) {
-    float sums[2][4] = {};
-#pragma unroll 1
-    for (int step = 0; step < head_dim / 16; ++step) {
-      uint32_t a[4], b[4];
-      load_matrices(a, shared_address(query) +
-                           static_cast<uint32_t>(swizzled_offset(64, 16 * warp + lane % 16, 2 * step + lane / 16)));
-      load_matrices(b, shared_address(key) + static_cast<uint32_t>(swizzled_offset(
-                                                 keys, 16 * n + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2)));
-      multiply_add<T>(sums[0], a, b[0], b[1]);
-      multiply_add<T>(sums[1], a, b[2], b[3]);
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (wanted[i / 2 % 2]) scores[8 * n + i] = sums[i / 4][i % 4];
-    }
-  }
-}
-
-// What a warpgroup has of its 64 queries in registers, in the layout of wgmma: of a lane's rows h = 0 and 1 the columns
-// 8 n + 2 (lane % 4) + c stand at 4 n + 2 h + c.
-template <class T, class Shape>
-struct GroupState {
-  static constexpr int keys = Shape::keys;
-  static constexpr float infinity = std::numeric_limits<float>::infinity();
-  float out[Shape::head_dim / 2];
-  float scores[keys / 2];          // S, then P
-  uint32_t weights[keys / 16][4];  // P of the block before, packed
-  float maximum[2];                // reference of the exponents, in units of log 2
-  float sum[2];                    // of this lane's keys alone
-
-  __device__ void clear() {
-#pragma unroll
-    for (float& x : out) x = 0;
-    maximum[0] = maximum[1] = -infinity;
-    sum[0] = sum[1] = 0;
-  }
-  // S = Q K^T
-  __device__ void start_scores(const char* query, const char* key) {
-    const uint64_t a = wgmma_operand(query), b = wgmma_operand(key);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < Shape::head_dim / 16; ++step) {
-      Wgmma<T, keys>::tiles(scores, a + step / 4 * (64 * 128 / 16) + step % 4 * (32 / 16),
-                            b + step / 4 * (keys * 128 / 16) + step % 4 * (32 / 16), step > 0);
-    }
-    wgmma_commit();
-  }
-  // O += P V
-  __device__ void start_out(const char* value) {
-    const uint64_t b = wgmma_operand(value, keys * 128);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < keys / 16; ++step) {
-      Wgmma<T, Shape::head_dim>::registers(out, weights[step], b + step * (16 * 128 / 16), true);
-    }
-    wgmma_commit();
-  }
-  __device__ void pack_weights() {
-#pragma unroll
-    for (int i = 0; i < keys / 4; ++i) weights[i / 4][i % 4] = pack<T>(scores[2 * i], scores[2 * i + 1]);
-  }
-  // -inf for what the lane's rows `row` and row + 8 do not see of the keys from first_key on.
-  __device__ void hide(const Band& band, int row, int first_key, int lane) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int begin = band.begin(row + 8 * h) - first_key - 2 * (lane % 4);
-      const int end = band.end(row + 8 * h) - first_key - 2 * (lane % 4);
-#pragma unroll
-      for (int n = 0; n < keys / 8; ++n) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          if (8 * n + c < begin || 8 * n + c >= end) scores[4 * n + 2 * h + c] = -infinity;
-        }
-      }
-    }
-  }
-  // P = exp(S - maximum) of row h with its true maximum so far, unless another row of the warp is meant. Returns what
-  // earlier sums of the row shrink by.
-  __device__ float follow_maximum(int h, float scale2, bool meant = true) {
-    float largest = scores[2 * h];
-#pragma unroll
-    for (int n = 0; n < keys / 8; ++n) {
-      largest = fmaxf(largest, fmaxf(scores[4 * n + 2 * h], scores[4 * n + 2 * h + 1]));
-    }
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-    largest = fmaxf(maximum[h], fmaxf(largest, __shfl_xor_sync(~0u, largest, 2)) * scale2);
-    if (!meant) return 1;
-    const float reference = largest == -infinity ? 0.0f : largest;
-    const float factor = exp2_fast(maximum[h] - reference);
-    maximum[h] = largest;
-    float part = 0;
-#pragma unroll
-    for (int n = 0; n < keys / 8; ++n) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        float& p = scores[4 * n + 2 * h + c];
-        p = exp2_fast(fmaf(p, scale2, -reference));
-        part += p;
-      }
-    }
-    sum[h] = sum[h] * factor + part;
-    return factor;
-  }
-  __device__ void shrink_out(const float (&factor)[2]) {
-#pragma unroll
-    for (int i = 0; i < Shape::head_dim / 2; ++i) out[i] *= factor[i / 2 % 2];
-  }
-  // P = exp(S - maximum) with the references as they are; part: the sums of this block.
-  __device__ void keep_maximum(float scale2, float (&part)[2]) {
-    part[0] = part[1] = 0;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-#pragma unroll
-      for (int n = 0; n < keys / 8; ++n) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          float& p = scores[4 * n + 2 * h + c];
-          p = exp2_fast(fmaf(p, scale2, -maximum[h]));
-          part[h] += p;
-        }
-      }
-    }
-  }
-  // Adds the sums of keep_maximum. Where one is so large that weights lose their place in T, the row's reference grows
-  // by a power of 2, and where it is infinite or NaN the scores are computed again. Other rows keep their bits.
-  __device__ void add_sums(float scale2, const float (&part)[2], const char* query, const char* key, int warp) {
-    constexpr float limit = std::is_same_v<T, bfloat16> ? 0x1p20f : 0x1p14f;
-    if (!__any_sync(~0u, !(part[0] < limit && part[1] < limit))) {
-      sum[0] += part[0];
-      sum[1] += part[1];
-      return;
-    }
-    float most[2], factor[2];
-    bool overflows[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      most[h] = part[h] < infinity ? part[h] : infinity;
-      most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 1));
-      most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 2));
-      overflows[h] = most[h] == infinity;
-      const float grown = overflows[h] || most[h] < limit ? 0.0f : floorf(log2f(most[h]));
-      factor[h] = exp2f(-grown);
-      maximum[h] += grown;
-      if (!overflows[h]) sum[h] = (sum[h] + part[h]) * factor[h];
-    }
-#pragma unroll
-    for (int i = 0; i < keys / 2; ++i) scores[i] *= factor[i / 2 % 2];
-    if (__any_sync(~0u, overflows[0] || overflows[1])) {
-      recompute_scores<T, Shape::head_dim, keys>(scores, overflows, query, key, warp, fresh_lane());
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float shrunk = follow_maximum(h, scale2, overflows[h]);
-        if (overflows[h]) factor[h] = shrunk;
-      }
-    }
-    shrink_out(factor);
-  }
-};
-
-// Divides a warp's 16 rows, from first_row on, by their sums and writes them and lse; `staging` is the warp's part of
-// shared memory, from which whole rows go out.
-template <class T, class Shape>
-__device__ inline void store_result(const ForwardParams& params, const SequencePair& pair, const Band& band, int head,
-                                    int first_row, const GroupState<T, Shape>& state, char* staging) {
-  constexpr int pieces = Shape::head_dim / 8;
-  const int lane = fresh_lane();
-  const AttentionArgs& args = params.args;
-  const int seq_len_q = static_cast<int>(pair.seq_len_q);
-  float* const lse = static_cast<float*>(args.lse) + pair.lse_offset(args, head);
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = lane / 4 + 8 * h;
-    float total = state.sum[h];
-    total += __shfl_xor_sync(~0u, total, 1);
-    total += __shfl_xor_sync(~0u, total, 2);
-    const bool sees = band.begin(first_row + row) < band.end(first_row + row);
-    const float inverse = 1.0f / total;
-#pragma unroll
-    for (int n = 0; n < pieces; ++n) {
-      const uint32_t two = pack<T>(state.out[4 * n + 2 * h] * inverse, state.out[4 * n + 2 * h + 1] * inverse);
-      *reinterpret_cast<uint32_t*>(staging + swizzled_offset(64, row, n) + 4 * (lane % 4)) = sees ? two : 0;
-    }
-    if (lane % 4 == 0 && first_row + row < seq_len_q) {
-      lse[first_row + row] = sees ? (state.maximum[h] + log2f(total)) * ln2 : -std::numeric_limits<float>::infinity();
-    }
-  }
-  __syncwarp();
-  T* const out = static_cast<T*>(args.out.data) + pair.query_offset(args.out, head);
-#pragma unroll 4
-  for (int i = lane; i < 16 * pieces; i += 32) {
-    const int row = i / pieces, piece = i % pieces;
-    if (first_row + row >= seq_len_q) continue;
-    const auto values =
-        strobe::cuda::load_pack<T, 8>(reinterpret_cast<const T*>(staging + swizzled_offset(64, row, piece)));
-    strobe::cuda::store_pack_global(out + (first_row + row) * args.out.seq_stride + 8 * piece, values);
-  }
-  __syncwarp();
-}
-
-// One warpgroup: its 64 queries of each tile.
-template <class T, class Shape>
-__device__ inline void multiply_tiles(const ForwardParams& params, ForwardMemory<Shape>& memory, int group) {
-  const int warp = static_cast<int>(threadIdx.x) % 128 / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const float scale2 = params.scale2;
-  char* const query = memory.query[group];
-  Ring<1> queries;
-  Ring<Shape::stages> keys, values;
-  const auto release = [&](uint64_t* empty) {  // by each warp for itself: none may miss a phase
-    __syncwarp();
-    if (lane == 0) barrier_arrive(empty);
-  };
-  const auto wait_key = [&] { barrier_wait(&memory.key_full[keys.stage], keys.parity); };
-  const auto wait_value = [&] { barrier_wait(&memory.value_full[values.stage], values.parity); };
-  const auto free_key = [&] {
-    release(&memory.key_empty[keys.stage]);
-    keys.advance();
-  };
-  const auto free_value = [&] {
-    release(&memory.value_empty[values.stage]);
-    values.advance();
-  };
-  // Blocks that only other groups see.
-  const auto pass = [&](int count) {
-#pragma unroll 1
-    for (; count > 0; --count) {
-      wait_key();
-      free_key();
-      wait_value();
-      free_value();
-    }
-  };
-
-  int index = ForwardTile<Shape>::index(params, 0);
-  for (int round = 0; index < params.tiles; index = ForwardTile<Shape>::index(params, ++round)) {
-    const ForwardTile<Shape> tile(params, index);
-    const SequencePair pair(params.args, tile.batch);
-    const Band band(pair);
-    const int seq_len_q = static_cast<int>(pair.seq_len_q);
-    const int first_query = tile.first_query + 64 * group;
-    const int last_query = min(first_query + 64, seq_len_q) - 1;
-    const KeyBlocks all(band, tile.first_query, tile.last_query(seq_len_q), Shape::keys);
-    const KeyBlocks own(band, first_query, last_query, Shape::keys);
-    GroupState<T, Shape> state;
-    state.clear();
-
-    if (own.begin < own.end) {
-      // Blocks uncut_begin, ..., uncut_end - 1 are visible to all 64 queries.
-      const int uncut_begin = (band.begin(last_query) + Shape::keys - 1) / Shape::keys;
-      const int uncut_end = max(band.end(first_query), 0) / Shape::keys;
-      const auto hide = [&](int block) {
-        state.hide(band, first_query + 16 * warp + lane / 4, block * Shape::keys, lane);
-      };
-      float factor[2];
-      pass(all.end - own.end);
-      barrier_wait(&memory.query_full[group], queries.parity);
-      if (params.sign != 1) {
-        T* const elements = reinterpret_cast<T*>(query);
-        for (int i = static_cast<int>(threadIdx.x) % 128; i < 64 * Shape::head_dim; i += 128) {
-          elements[i] = T(static_cast<float>(elements[i]) * params.sign);
-        }
-        fence_async_proxy();
-        barrier_group(group);
-      }
-      wait_key();
-      state.start_scores(query, memory.key[keys.stage]);
-      wgmma_wait<0>();
-      hold(state.scores);
-      free_key();
-      int block = own.end - 1;
-      if (block >= uncut_end || block < uncut_begin) hide(block);
-      for (int h = 0; h < 2; ++h) state.follow_maximum(h, scale2);
-      state.pack_weights();
-      --block;
-      do {
-#pragma unroll 1
-        for (; block >= own.begin && (block >= uncut_end || block < uncut_begin); --block) {
-          wait_key();
-          state.start_scores(query, memory.key[keys.stage]);
-          wait_value();
-          state.start_out(memory.value[values.stage]);
-          wgmma_wait<1>();
-          hold(state.scores);
-          hide(block);
-          for (int h = 0; h < 2; ++h) factor[h] = state.follow_maximum(h, scale2);
-          wgmma_wait<0>();
-          hold(state.out);
-          free_value();
-          state.shrink_out(factor);
-          free_key();
-          state.pack_weights();
-        }
-#pragma unroll 1
-        for (; block >= own.begin && block >= uncut_begin; --block) {
-          wait_key();
-          state.start_scores(query, memory.key[keys.stage]);
-          wait_value();
-          state.start_out(memory.value[values.stage]);
-          wgmma_wait<1>();
-          hold(state.scores);
-          float part[2];
-          state.keep_maximum(scale2, part);
-          wgmma_wait<0>();
-          hold(state.out);
-          free_value();
-          state.add_sums(scale2, part, query, memory.key[keys.stage], warp);
-          free_key();
-          state.pack_weights();
-        }
-      } while (block >= own.begin);
-      release(&memory.query_empty[group]);
-      queries.advance();
-      wait_value();
-      state.start_out(memory.value[values.stage]);
-      wgmma_wait<0>();
-      hold(state.out);
-      free_value();
-      pass(own.begin - all.begin);
-    } else if (all.begin < all.end) {
-      pass(all.end - all.begin);
-      barrier_wait(&memory.query_full[group], queries.parity);
-      release(&memory.query_empty[group]);
-      queries.advance();
-    }
-    store_result<T, Shape>(params, pair, band, tile.head, first_query + 16 * warp, state,
-                           memory.out[group] + 16 * warp * 128);
   }
 }
 

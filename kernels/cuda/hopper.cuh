@@ -190,13 +190,25 @@ struct Wgmma;
 #define STROBE_32(d, i) STROBE_8(d, i), STROBE_8(d, i + 8), STROBE_8(d, i + 16), STROBE_8(d, i + 24)
 #define STROBE_40(d) STROBE_32(d, 0), STROBE_8(d, 32)
 #define STROBE_48(d) STROBE_40(d), STROBE_8(d, 40)
+#define STROBE_56(d) STROBE_48(d), STROBE_8(d, 48)
 #define STROBE_64(d) STROBE_32(d, 0), STROBE_32(d, 32)
+#define STROBE_96(d) STROBE_64(d), STROBE_32(d, 64)
+#define STROBE_128(d) STROBE_96(d), STROBE_32(d, 96)
 #define STROBE_NAMES_32                                                                                                \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30," \
   "%31"
 #define STROBE_NAMES_40 STROBE_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39"
 #define STROBE_NAMES_48 STROBE_NAMES_40 ",%40,%41,%42,%43,%44,%45,%46,%47"
-#define STROBE_NAMES_64 STROBE_NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define STROBE_NAMES_56 STROBE_NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#define STROBE_NAMES_64 STROBE_NAMES_56 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define STROBE_NAMES_96                                              \
+  STROBE_NAMES_64                                                    \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79" \
+  ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define STROBE_NAMES_128                                                         \
+  STROBE_NAMES_96                                                                \
+  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111" \
+  ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 // o0, ..., o6: the names of the operands behind the sums.
 #define STROBE_WGMMA(T, type, n, names, sums, o0, o1, o2, o3, o4, o5, o6)                                        \
@@ -219,11 +231,14 @@ struct Wgmma;
                           "n"(static_cast<int>(b_rows)));                                                        \
     }                                                                                                            \
   };
-#define STROBE_WGMMAS(T, type)                                                                                 \
-  STROBE_WGMMA(T, type, 64, STROBE_NAMES_32, STROBE_32(d, 0), "%32", "%33", "%34", "%35", "%36", "%37", "%38") \
-  STROBE_WGMMA(T, type, 80, STROBE_NAMES_40, STROBE_40(d), "%40", "%41", "%42", "%43", "%44", "%45", "%46")    \
-  STROBE_WGMMA(T, type, 96, STROBE_NAMES_48, STROBE_48(d), "%48", "%49", "%50", "%51", "%52", "%53", "%54")    \
-  STROBE_WGMMA(T, type, 128, STROBE_NAMES_64, STROBE_64(d), "%64", "%65", "%66", "%67", "%68", "%69", "%70")
+#define STROBE_WGMMAS(T, type)                                                                                  \
+  STROBE_WGMMA(T, type, 64, STROBE_NAMES_32, STROBE_32(d, 0), "%32", "%33", "%34", "%35", "%36", "%37", "%38")  \
+  STROBE_WGMMA(T, type, 80, STROBE_NAMES_40, STROBE_40(d), "%40", "%41", "%42", "%43", "%44", "%45", "%46")     \
+  STROBE_WGMMA(T, type, 96, STROBE_NAMES_48, STROBE_48(d), "%48", "%49", "%50", "%51", "%52", "%53", "%54")     \
+  STROBE_WGMMA(T, type, 112, STROBE_NAMES_56, STROBE_56(d), "%56", "%57", "%58", "%59", "%60", "%61", "%62")    \
+  STROBE_WGMMA(T, type, 128, STROBE_NAMES_64, STROBE_64(d), "%64", "%65", "%66", "%67", "%68", "%69", "%70")    \
+  STROBE_WGMMA(T, type, 192, STROBE_NAMES_96, STROBE_96(d), "%96", "%97", "%98", "%99", "%100", "%101", "%102") \
+  STROBE_WGMMA(T, type, 256, STROBE_NAMES_128, STROBE_128(d), "%128", "%129", "%130", "%131", "%132", "%133", "%134")
 STROBE_WGMMAS(bfloat16, "bf16")
 STROBE_WGMMAS(float16, "f16")
 #undef STROBE_WGMMAS

@@ -34,17 +34,18 @@ void check_output(const AttentionValues& given, const AttentionValues& exact, co
 void check_forward(GpuAttention& attention, const GpuAttentionCase& problem) {
   INFO(problem.describe());
   const AttentionValues exact = attention.reference(), unfused = attention.reference(problem.dtype);
-  const AttentionValues given = attention.run(AttentionKernel::hopper);
+  const AttentionValues given = attention.run(AttentionKernel::hopper, AttentionKernel::auto_select);
   check_output(given, exact, unfused, 0, problem.dtype);
   CHECK(relative_error(given[1], exact[1]) <= 1e-5);
 }
-// dquery, dkey and dvalue, too; the backward pass takes head_dims that the forward pass leaves to another kernel.
+// dquery, dkey and dvalue, too. The backward pass leaves cases to another kernel that the forward pass takes.
 void check_all(const GpuAttentionCase& problem, std::mt19937& random,
                AttentionKernel kernel = AttentionKernel::hopper) {
   INFO(problem.describe());
   GpuAttention attention(problem, random);
   const AttentionValues exact = attention.reference(), unfused = attention.reference(problem.dtype);
-  const AttentionValues given = attention.run(kernel);
+  const bool both = !problem.packed() && problem.options.softcap == 0 && problem.dim <= 128;
+  const AttentionValues given = attention.run(kernel, both ? kernel : AttentionKernel::auto_select);
   for (const size_t i : {0, 2, 3, 4}) check_output(given, exact, unfused, i, problem.dtype);
   CHECK(relative_error(given[1], exact[1]) <= 1e-5);
 }
@@ -75,10 +76,177 @@ TEST_CASE("cuda attention hopper: lengths around the edges of tiles" * needs_gpu
   }
 }
 
+TEST_CASE("cuda attention hopper: head_dims of every width of tiles and between" * needs_gpu()) {
+  if (!has_hopper()) return;
+  std::mt19937 random(11);
+  for (const int64_t dim : {96, 192, 256}) {
+    for (const int64_t seq_q : {1, 64, 127, 129, 193, 300}) {
+      for (const int64_t seq_k : {1, 79, 81, 97, 112, 113, 250}) {
+        const bool odd = (seq_q + seq_k) % 2 == 1;
+        check_all({.seq_q = seq_q,
+                   .seq_k = seq_k,
+                   .heads = 2,
+                   .dim = dim,
+                   .dtype = odd ? DType::f16 : DType::bf16,
+                   .options = {.causal = seq_q % 3 != 0}},
+                  random);
+      }
+    }
+  }
+  for (int64_t dim = 8; dim <= 256; dim += 8) {
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      check_all({.batch = 2,
+                 .seq_q = 140,
+                 .seq_k = 210,
+                 .heads = 4,
+                 .kv_heads = 2,
+                 .dim = dim,
+                 .dtype = dtype,
+                 .options = {.causal = dim % 16 == 0},
+                 .gap = 8},
+                random);
+    }
+  }
+}
+
+TEST_CASE("cuda attention hopper: packed sequences, empty ones and single positions too" * needs_gpu()) {
+  if (!has_hopper()) return;
+  std::mt19937 random(12);
+  const std::vector<int64_t> lengths_q{200, 0, 5, 193, 1, 64, 0}, lengths_k{170, 40, 33, 0, 1, 97, 0};
+  for (const int64_t dim : {64, 72, 96, 128, 192, 256}) {
+    for (const auto& [causal, left] : {std::pair(false, -1), {true, -1}, {true, 30}}) {
+      for (const int64_t padding : {0, 3, 300}) {
+        GpuAttentionCase problem{.batch = 7,
+                                 .seq_q = 200,
+                                 .seq_k = 170,
+                                 .heads = 2,
+                                 .kv_heads = 1,
+                                 .dim = dim,
+                                 .dtype = padding == 3 ? DType::f16 : DType::bf16,
+                                 .options = {.causal = causal, .window_left = left},
+                                 .lengths_q = lengths_q,
+                                 .lengths_k = lengths_k,
+                                 .padding = padding};
+        check_all(problem, random);
+        problem.seq_q = problem.seq_k = 1000;  // more than the longest
+        problem.lengths_k = problem.lengths_q;
+        check_all(problem, random);
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda attention hopper: packed sequences do not see each other, and are the same bits alone" * needs_gpu()) {
+  if (!has_hopper()) return;
+  std::mt19937 random(13);
+  const std::vector<int64_t> lengths{90, 250, 1, 130};
+  for (const int64_t dim : {64, 80, 128, 192, 256}) {
+    GpuAttention packed({.batch = 4,
+                         .seq_q = 250,
+                         .seq_k = 250,
+                         .dim = dim,
+                         .dtype = DType::bf16,
+                         .options = {.causal = dim == 128},
+                         .lengths_q = lengths,
+                         .lengths_k = lengths,
+                         .padding = 7},
+                        random);
+    // The second sequence is NaN throughout.
+    for (AttentionOperand* x : {&packed.query, &packed.key, &packed.value}) {
+      std::fill(x->values.begin() + 90 * dim, x->values.begin() + 340 * dim, std::nan(""));
+      x->upload();
+    }
+    const AttentionValues together = packed.run(AttentionKernel::hopper, AttentionKernel::auto_select);
+    int64_t first = 0;
+    for (const int64_t length : lengths) {
+      GpuAttention single(
+          {.seq_q = length, .seq_k = length, .dim = dim, .dtype = DType::bf16, .options = {.causal = dim == 128}},
+          random);
+      const auto copy = [&](AttentionOperand& to, const AttentionOperand& from) {
+        to.values.assign(from.values.begin() + first * dim, from.values.begin() + (first + length) * dim);
+        to.upload();
+      };
+      copy(single.query, packed.query);
+      copy(single.key, packed.key);
+      copy(single.value, packed.value);
+      const AttentionValues alone = single.run(AttentionKernel::hopper, AttentionKernel::auto_select);
+      for (const size_t i : {0, 1}) {
+        const int64_t row = i == 0 ? dim : 1;
+        for (int64_t n = 0; n < length * row; ++n) {
+          const double x = together[i][static_cast<size_t>(first * row + n)], y = alone[i][static_cast<size_t>(n)];
+          if (x != y && !(length == 250 && std::isnan(x) && std::isnan(y))) FAIL_CHECK("dim ", dim, " length ", length);
+        }
+      }
+      first += length;
+    }
+  }
+}
+
+TEST_CASE("cuda attention hopper: softcap" * needs_gpu()) {
+  if (!has_hopper()) return;
+  std::mt19937 random(14);
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const int64_t dim : {64, 72, 96, 128, 192, 256}) {
+      for (const double softcap : {0.5, 5.0, 50.0}) {
+        for (const bool causal : {false, true}) {
+          GpuAttentionCase problem{
+              .seq_q = 150,
+              .seq_k = 400,
+              .heads = 2,
+              .dim = dim,
+              .dtype = dtype,
+              .options = {.softmax_scale = causal ? -0.5 : 1.0, .causal = causal, .softcap = softcap}};
+          check_all(problem, random);
+          if (softcap != 5) continue;
+          problem.options.window_left = 100;
+          problem.batch = 3;
+          problem.lengths_q = {150, 0, 70};
+          problem.lengths_k = {120, 10, 400};
+          check_all(problem, random);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda attention hopper: 200 random cases that it takes" * needs_gpu()) {
+  if (!has_hopper()) return;
+  std::mt19937 random(15);
+  const auto below = [&](int64_t bound) { return static_cast<int64_t>(random() % static_cast<uint64_t>(bound)); };
+  const auto chance = [&](int percent) { return below(100) < percent; };
+  const auto length = [&] { return chance(30) ? 1 + below(20) : 1 + below(250); };
+  for (int n = 0; n < 200; ++n) {
+    GpuAttentionCase problem{.batch = 1 + below(3),
+                             .kv_heads = 1 + below(2),
+                             .dim = 8 * (1 + below(32)),
+                             .dtype = chance(60) ? DType::bf16 : DType::f16,
+                             .gap = 8 * below(2),
+                             .heads_first = chance(30)};
+    problem.heads = problem.kv_heads * (1 + below(3));
+    problem.seq_q = length();
+    problem.seq_k = chance(50) ? problem.seq_q : length();
+    if (chance(40)) {
+      problem.padding = chance(50) ? below(9) : 0;
+      for (int64_t b = 0; b < problem.batch; ++b) {
+        problem.lengths_q.push_back(b == 0 ? problem.seq_q : below(problem.seq_q + 1));
+        problem.lengths_k.push_back(b == 0 ? problem.seq_k : below(problem.seq_k + 1));
+      }
+    }
+    AttentionOptions& options = problem.options;
+    options.causal = chance(40);
+    if (chance(25)) options.window_left = below(150);
+    if (chance(25)) options.window_right = below(150);
+    if (chance(25)) options.softcap = 1 + static_cast<double>(below(30));
+    if (chance(25)) options.softmax_scale = chance(30) ? 0.0 : static_cast<double>(below(200) - 100) / 300;
+    GpuAttention attention(problem, random);
+    check_forward(attention, problem);
+  }
+}
+
 TEST_CASE("cuda attention hopper: windows, scales, strides" * needs_gpu()) {
   if (!has_hopper()) return;
   std::mt19937 random(2);
-  for (const int64_t dim : {64, 128}) {
+  for (const int64_t dim : {64, 80, 128, 256}) {
     for (const auto& [left, right] : {std::pair(0, 0), {17, 33}, {-1, 5}, {100, -1}, {1000, 1000}}) {
       for (const double scale : {0.1, 0.0, -0.1}) {
         for (const bool heads_first : {false, true}) {
@@ -102,7 +270,7 @@ TEST_CASE("cuda attention hopper: scores that rise block by block, a little or b
   if (!has_hopper()) return;
   std::mt19937 random(3);
   for (const DType dtype : {DType::bf16, DType::f16}) {
-    for (const int64_t dim : {64, 128}) {
+    for (const int64_t dim : {64, 96, 128, 192, 256}) {
       for (const double growth : {1.0, 30.0, 3000.0}) {
         const GpuAttentionCase problem{.seq_q = 200, .seq_k = 700, .dim = dim, .dtype = dtype};
         GpuAttention attention(problem, random);
@@ -124,11 +292,11 @@ TEST_CASE("cuda attention hopper: scores that rise block by block, a little or b
 TEST_CASE("cuda attention hopper: what a row does not see never changes its bits" * needs_gpu()) {
   if (!has_hopper()) return;
   std::mt19937 random(4);
-  for (const int64_t dim : {64, 128}) {
+  for (const int64_t dim : {64, 96, 128, 192, 256}) {
     const int64_t seq = 500, changed = 250;
     GpuAttention attention({.seq_q = seq, .seq_k = seq, .dim = dim, .dtype = DType::bf16, .options = {.causal = true}},
                            random);
-    const AttentionValues before = attention.run(AttentionKernel::hopper);
+    const AttentionValues before = attention.run(AttentionKernel::hopper, AttentionKernel::auto_select);
     // Rows from `changed` on now start from a tiny maximum and overflow later.
     for (size_t i = static_cast<size_t>(changed * dim); i < static_cast<size_t>(seq * dim); ++i) {
       attention.query.values[i] = 30;
@@ -136,7 +304,7 @@ TEST_CASE("cuda attention hopper: what a row does not see never changes its bits
       attention.value.values[i] = 7;
     }
     for (AttentionOperand* x : {&attention.query, &attention.key, &attention.value}) x->upload();
-    const AttentionValues after = attention.run(AttentionKernel::hopper);
+    const AttentionValues after = attention.run(AttentionKernel::hopper, AttentionKernel::auto_select);
     for (const size_t i : {0, 1}) {
       const size_t count = static_cast<size_t>(changed) * (i == 1 ? 1 : static_cast<size_t>(dim));
       CHECK(std::memcmp(before[i].data(), after[i].data(), count * sizeof(double)) == 0);
@@ -174,8 +342,7 @@ TEST_CASE("cuda attention hopper: gradients of groups of heads, of lse, of head_
                                        .dtype = dtype,
                                        .options = {.causal = causal, .deterministic = causal},
                                        .with_dlse = true};
-        const bool both = dim == 64 || dim == 128;
-        check_all(problem, random, both ? AttentionKernel::hopper : AttentionKernel::auto_select);
+        check_all(problem, random);
       }
     }
   }
@@ -217,6 +384,27 @@ TEST_CASE("cuda attention hopper: a dout that TMA cannot read is left to another
   check_all(problem, random, AttentionKernel::auto_select);
   CHECK_THROWS_WITH_AS(GpuAttention(problem, random).run(AttentionKernel::hopper),
                        doctest::Contains("kernel hopper given, but dout has stride 0"), Error);
+}
+
+TEST_CASE("cuda attention hopper: what the forward pass refuses, by name" * needs_gpu()) {
+  if (!has_hopper()) return;
+  std::mt19937 random(16);
+  const auto refusal = [&](GpuAttentionCase problem, double dropout_p = 0) {
+    problem.dtype = DType::bf16;
+    problem.options.dropout_p = dropout_p;
+    try {
+      GpuAttention(problem, random).run(AttentionKernel::hopper);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing");
+  };
+  const auto says = [](const std::string& message, const char* what) {
+    return message.find(what) != std::string::npos;
+  };
+  CHECK(says(refusal({.dim = 100}), "kernel hopper given, but it takes head_dim in multiples of 8, head_dim is 100"));
+  CHECK(says(refusal({.dim = 64}, 0.5), "kernel hopper given, but it does not take dropout_p"));
+  CHECK(says(refusal({.seq_q = 9, .seq_k = 9, .heads = 2, .dim = 64, .gap = 4}), "kernel hopper given, but query "));
 }
 
 TEST_CASE("cuda attention hopper: many tiles for each block of the grid give the same bits on every run" *

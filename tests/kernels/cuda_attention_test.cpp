@@ -9,7 +9,9 @@ using namespace strobe::testing;
 
 namespace {
 
-const char* name_of_kernel(AttentionKernel kernel) { return kernel == AttentionKernel::portable ? "portable" : "mma"; }
+const char* name_of_kernel(AttentionKernel kernel) {
+  return kernel == AttentionKernel::portable ? "portable" : kernel == AttentionKernel::mma ? "mma" : "auto_select";
+}
 
 // f(kernel) for all that accept the dtype.
 template <class F>

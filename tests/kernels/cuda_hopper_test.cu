@@ -241,9 +241,13 @@ TEST_CASE("hopper: products of one tile in every form of operands" * needs_gpu()
   each_form.operator()<bfloat16, 64>();
   each_form.operator()<bfloat16, 80>();
   each_form.operator()<bfloat16, 96>();
+  each_form.operator()<bfloat16, 112>();
   each_form.operator()<bfloat16, 128>();
+  each_form.operator()<bfloat16, 192>();
+  each_form.operator()<bfloat16, 256>();
   each_form.operator()<float16, 64>();
   each_form.operator()<float16, 128>();
+  each_form.operator()<float16, 256>();
 }
 
 TEST_CASE("hopper: TMA swizzles tiles and fills what lies outside of the tensor with 0" * needs_gpu()) {

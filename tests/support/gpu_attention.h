@@ -156,8 +156,9 @@ class GpuAttention {
     }
   }
 
-  // Forward and backward with one kernel.
-  AttentionValues run(kernels::AttentionKernel kernel) {
+  // Forward and backward with one kernel, or backward with another.
+  AttentionValues run(kernels::AttentionKernel kernel) { return run(kernel, kernel); }
+  AttentionValues run(kernels::AttentionKernel kernel, kernels::AttentionKernel backward_kernel) {
     AttentionOperand out = operand(problem_.rows_q(), problem_.heads), dquery = out;
     AttentionOperand dkey = operand(problem_.rows_k(), problem_.kv_heads), dvalue = dkey;
     for (AttentionOperand* x : {&out, &dquery, &dkey, &dvalue}) x->upload();  // memory of its own
@@ -206,6 +207,7 @@ class GpuAttention {
       args.total_k = problem_.rows_k();
     }
     kernels::flash_attention_forward(args, gpu_stream());
+    args.kernel = backward_kernel;
     if (change_lse) {
       std::vector<double> changed = lse->gpu_values();
       for (double& x : changed) x = change_lse(x);
@@ -265,10 +267,10 @@ class GpuAttention {
   std::function<double(double)> change_lse;  // between forward and backward
 };
 
-// The kernels that accept a dtype.
+// The kernels that accept every case of a dtype, and the choice that takes others, too, where they accept it.
 inline std::vector<kernels::AttentionKernel> gpu_attention_kernels(DType dtype) {
   if (dtype == DType::bf16 || dtype == DType::f16) {
-    return {kernels::AttentionKernel::portable, kernels::AttentionKernel::mma};
+    return {kernels::AttentionKernel::portable, kernels::AttentionKernel::mma, kernels::AttentionKernel::auto_select};
   }
   return {kernels::AttentionKernel::portable};
 }
