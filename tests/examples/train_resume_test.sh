@@ -88,6 +88,7 @@ for ((i = 0; i < kills; ++i)); do
     fail "after kill $i at step $step: $(cat stderr) $(head -n 2 stdout)"
   fi
 done
+await_checkpoint killed $(($(newest killed) + 1)) $!
 kill -15 $!
 wait $!
 if ((lost == 0)); then pass; else fail "$lost of $kills kills lost more than one step"; fi
