@@ -323,7 +323,7 @@ __global__ void __launch_bounds__(ForwardTile<columns, general>::threads, Forwar
     const auto wait_for_values = [&] {
       if (!values_pending) return;
       copy_async_wait<1>();
-      __syncthreads();
+      block_barrier<Shape::threads>();
     };
     if (warp_query > warp_last || first_key >= band.end(warp_last) ||
         first_key + Shape::keys <= band.begin(warp_query)) {

@@ -38,6 +38,12 @@ __device__ inline void copy_async_wait() {
 #endif
 }
 
+// A barrier of all `threads` of a block which, unlike __syncthreads, warps may reach at different places in the code.
+template <int threads>
+__device__ inline void block_barrier() {
+  asm volatile("bar.sync 1, %0;" ::"n"(threads) : "memory");
+}
+
 // Four 8 x 8 matrices of 16-bit elements; lane l names row l % 8 of matrix l / 8. A lane gets elements (lane / 4,
 // 2 (lane % 4)) and its right neighbour of each matrix, of its transpose in the second form.
 __device__ inline void load_matrices(uint32_t (&matrices)[4], uint32_t address) {
