@@ -3,8 +3,8 @@
 //
 // Nsight Compute (ncu) reads the counters of every kernel of a run, and a second run merges its table:
 //   M=dram__bytes_read.sum,dram__bytes_write.sum,lts__t_sectors_srcunit_tex.sum
-//   ncu --clock-control none --cache-control none --print-units base --csv --metrics $M attention_io --run >
-//   profile.csv attention_io --measured profile.csv --svg io.svg --tile-svg tile.svg
+//   ncu --clock-control none --cache-control none --print-units base --csv --metrics $M attention_io --run > run.csv
+//   attention_io --measured run.csv --svg io.svg --tile-svg tile.svg
 //
 // CSV: dram_bytes are read from and written to device memory, l2_bytes move between multiprocessors and the L2 cache;
 // those measured are empty where nothing was.
