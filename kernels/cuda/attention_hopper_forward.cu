@@ -2,6 +2,7 @@
 #include "strobe/kernels/cuda/attention_hopper_forward_group.cuh"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "strobe/kernels/cuda/attention_hopper.h"
 #include "strobe/kernels/cuda/tensor_map.h"
@@ -129,6 +130,7 @@ void hopper_attention_forward(const AttentionArgs& args, const Stream& stream) {
   dispatch_hopper(args, [&]<class T, class Shape>() {
     const strobe::cuda::DeviceProperties& gpu = strobe::cuda::device_properties(stream.device);
     const ScoreFunction<float> score(args);
+    const bool slow = std::getenv("STROBE_FORCE_SLOW_SOFTMAX") != nullptr;  // for tests: what few inputs bring about
     const int query_tiles = static_cast<int>(strobe::cuda::ceil_div(args.seq_len_q, Shape::queries));
     const auto map = [&](const AttentionTensor& tensor, int64_t seq_len, int64_t num_heads, int box_rows) {
       return tensor_map(operation, tensor, args.dtype, rows.batch, seq_len, num_heads, args.head_dim, box_rows);
@@ -141,6 +143,10 @@ void hopper_attention_forward(const AttentionArgs& args, const Stream& stream) {
                                .scale2 = score.softcap == 0 ? score.magnitude * log2e : 1.0f,
                                .softcap2 = score.softcap * log2e,
                                .softcap_scale = score.softcap == 0 ? 0.0f : score.magnitude / score.softcap,
+                               .sum_limit = slow                          ? 0.0f
+                                            : std::is_same_v<T, bfloat16> ? 0x1p20f
+                                                                          : 0x1p14f,
+                               .overflow_limit = slow ? 0.0f : std::numeric_limits<float>::infinity(),
                                .tiles = static_cast<int>(query_tiles * args.batch * args.num_heads),
                                .query_tiles = query_tiles,
                                .longest_first = args.causal || args.cu_seqlens_q != nullptr,

@@ -10,12 +10,14 @@ namespace strobe::kernels::cuda::hopper {
 struct ForwardParams {
   CUtensorMap query, key, value;
   AttentionArgs args;
-  float sign;           // of softmax_scale
-  float scale2;         // what scores are multiplied by, in units of log 2
-  float softcap2;       // in units of log 2; 0: off
-  float softcap_scale;  // the magnitude of softmax_scale / softcap
-  int tiles;            // of all heads
-  int query_tiles;      // of a head
+  float sign;            // of softmax_scale
+  float scale2;          // what scores are multiplied by, in units of log 2
+  float softcap2;        // in units of log 2; 0: off
+  float softcap_scale;   // the magnitude of softmax_scale / softcap
+  float sum_limit;       // of a block's weights: beyond it they lose their place in T
+  float overflow_limit;  // from here on the scores of a block are computed again
+  int tiles;             // of all heads
+  int query_tiles;       // of a head
   bool longest_first;
   int heads_together;  // whose tiles are near each other in time, so that they find keys and values in the L2 cache
 };

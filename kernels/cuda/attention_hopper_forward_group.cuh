@@ -148,9 +148,9 @@ struct GroupState {
   }
   // Adds the sums of keep_maximum. Where one is so large that weights lose their place in T, the row's reference grows
   // by a power of 2, and where it is infinite or NaN the scores are computed again. Other rows keep their bits.
-  __device__ void add_sums(float scale2, const float (&part)[2], const char* query, const char* key, int warp) {
-    constexpr float limit = std::is_same_v<T, bfloat16> ? 0x1p20f : 0x1p14f;
-    if (!__any_sync(~0u, !(part[0] < limit && part[1] < limit))) {
+  __device__ void add_sums(const ForwardParams& params, const float (&part)[2], const char* query, const char* key,
+                           int warp) {
+    if (!__any_sync(~0u, !(part[0] < params.sum_limit && part[1] < params.sum_limit))) {
       sum[0] += part[0];
       sum[1] += part[1];
       return;
@@ -162,8 +162,8 @@ struct GroupState {
       most[h] = part[h] < infinity ? part[h] : infinity;
       most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 1));
       most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 2));
-      overflows[h] = most[h] == infinity;
-      const float grown = overflows[h] || most[h] < limit ? 0.0f : floorf(log2f(most[h]));
+      overflows[h] = most[h] >= params.overflow_limit;
+      const float grown = overflows[h] || most[h] < params.sum_limit ? 0.0f : floorf(log2f(most[h]));
       factor[h] = exp2f(-grown);
       maximum[h] += grown;
       if (!overflows[h]) sum[h] = (sum[h] + part[h]) * factor[h];
@@ -174,7 +174,7 @@ struct GroupState {
       recompute_scores<T, Shape::head_dim, keys>(scores, overflows, query, key, warp, fresh_lane());
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float shrunk = follow_maximum(h, scale2, overflows[h]);
+        const float shrunk = follow_maximum(h, params.scale2, overflows[h]);
         if (overflows[h]) factor[h] = shrunk;
       }
     }
@@ -381,7 +381,7 @@ __device__ inline void multiply_tiles(const ForwardParams& params, ForwardMemory
           wgmma_wait<0>();
           hold(state.out);
           free_value();
-          state.add_sums(scale2, part, query, memory.key[keys.stage], warp);
+          state.add_sums(params, part, query, memory.key[keys.stage], warp);
           free_key();
           state.pack_weights();
         }
