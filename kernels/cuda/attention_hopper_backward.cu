@@ -1,9 +1,9 @@
-// Attention backward on Hopper: the kernel around the roles of attention_hopper_backward.cuh, and which cases it takes.
-#include "strobe/kernels/cuda/attention_hopper_backward_group.cuh"
-
+// Attention backward on Hopper: the kernel around the roles of attention_hopper_backward.cuh, and which cases it and
+// the two kernels for head_dim over 128 take.
 #include <algorithm>
 
 #include "strobe/kernels/cuda/attention_hopper.h"
+#include "strobe/kernels/cuda/attention_hopper_backward_dquery.cuh"
 #include "strobe/kernels/cuda/tensor_map.h"
 
 namespace strobe::kernels::cuda {
@@ -63,6 +63,8 @@ auto dispatch_hopper(const AttentionArgs& args, F&& f) {
     return f.template operator()<T, GradShape<128, 1, 3, 2, false, bulk>, 128>();
   };
   const auto with_type = [&]<class T>() {
+    if (args.head_dim > 192) return f.template operator()<T, WideGradShape<256, 2, false>, 256>();
+    if (args.head_dim > 128) return f.template operator()<T, WideGradShape<192, 3, true>, 192>();
     if (args.head_dim <= 64) return f.template operator()<T, GradShape<64, 2, 3, 2, true, false>, 64>();
     return args.deterministic ? with_shape.template operator()<T, false>() : with_shape.template operator()<T, true>();
   };
@@ -81,6 +83,12 @@ GradParams grad_params(const char* operation, const AttentionGradArgs& grad,
   // About eight blocks of a head at the same time: those find its queries in the L2 cache, and in turns they wait
   // little.
   base.heads_together = std::min<int64_t>(gpu.multiprocessors / 8, args.batch * args.num_kv_heads);
+  if constexpr (!Shape::sums_dquery) {
+    // Nobody waits for a turn. Where blocks differ, those of some heads come in descending order of their work: of as
+    // many as leave queries and dout room in the L2 cache.
+    const int64_t bytes = 4 * std::max<int64_t>(args.seq_len_q, 1) * args.head_dim * args.num_heads / args.num_kv_heads;
+    base.heads_together = std::clamp<int64_t>(args.causal ? (16 << 20) / bytes : 1, 1, base.heads_together);
+  }
   base.stores_first = base.deterministic;
   const auto map = [&](const AttentionTensor& tensor, int64_t seq_len, int64_t num_heads, int rows) {
     return tensor_map(operation, tensor, args.dtype, args.batch, seq_len, num_heads, args.head_dim, rows);
@@ -102,11 +110,19 @@ void launch_backward(const char* operation, const GradParams& params, const stro
   strobe::cuda::launch(operation, prepare_backward<T, Shape>, grid_of(std::max<int64_t>(tiles, 1)), dim3(128),
                        2 * Shape::query_bytes, stream, base);
   mma_attention_split_lse(args, base.table, stream);
-  strobe::cuda::launch(operation, attention_backward<T, Shape, head_dim>,
-                       static_cast<unsigned>(std::min<int64_t>(base.blocks, gpu.multiprocessors)), Shape::all_threads,
-                       grad_shared_bytes<Shape>, stream, params);
-  strobe::cuda::launch(operation, finish_backward<T, Shape>, grid_of(tiles), dim3(Shape::threads), Shape::query_bytes,
-                       stream, base);
+  const auto grid = static_cast<unsigned>(std::min<int64_t>(base.blocks, gpu.multiprocessors));
+  if constexpr (Shape::sums_dquery) {
+    strobe::cuda::launch(operation, attention_backward<T, Shape, head_dim>, grid, Shape::all_threads,
+                         grad_shared_bytes<Shape>, stream, params);
+    strobe::cuda::launch(operation, finish_backward<T, Shape>, grid_of(tiles), dim3(Shape::threads), Shape::query_bytes,
+                         stream, base);
+  } else {
+    const int64_t blocks = strobe::cuda::ceil_div(args.seq_len_q, Shape::block_queries) * args.batch * args.num_heads;
+    strobe::cuda::launch(operation, attention_backward_keys<T, Shape, head_dim>, grid, Shape::all_threads,
+                         grad_shared_bytes<Shape>, stream, params);
+    strobe::cuda::launch(operation, attention_backward_dquery<T, Shape, head_dim>, static_cast<unsigned>(blocks),
+                         Shape::all_threads, static_cast<int>(sizeof(DqueryMemory<Shape>)), stream, params);
+  }
 }
 
 }  // namespace
@@ -123,8 +139,8 @@ std::string hopper_attention_backward_refusal(const AttentionArgs& args, Device 
   if (args.dtype != DType::bf16 && args.dtype != DType::f16) {
     return concat_message("it takes bf16 and f16, dtype is ", args.dtype);
   }
-  if (args.head_dim % 8 != 0 || args.head_dim > 128) {
-    return concat_message("it takes head_dim up to 128 in multiples of 8, head_dim is ", args.head_dim);
+  if (args.head_dim % 8 != 0 || args.head_dim > 256) {
+    return concat_message("it takes head_dim up to 256 in multiples of 8, head_dim is ", args.head_dim);
   }
   if (args.cu_seqlens_q != nullptr) return "it does not take packed sequences";
   if (args.softcap != 0) return "it does not take softcap";
@@ -132,11 +148,11 @@ std::string hopper_attention_backward_refusal(const AttentionArgs& args, Device 
   if (dropout_of(args).drops()) return "it does not take dropout_p";
   if (args.seq_len_k == 0) return "seq_len_k is 0";
   constexpr int64_t longest = int64_t{1} << 29, most = int64_t{1} << 30;  // positions, blocks and tiles are 32-bit
-  const int64_t blocks = strobe::cuda::ceil_div(args.seq_len_k, 128) * args.batch * args.num_kv_heads;
+  const int64_t blocks = strobe::cuda::ceil_div(args.seq_len_k, 64) * args.batch * args.num_kv_heads;
   const int64_t tiles = strobe::cuda::ceil_div(args.seq_len_q, 64) * args.batch * args.num_heads;
   if (std::max(args.seq_len_q, args.seq_len_k) > longest || std::max(blocks, tiles) > most) {
     return concat_message("it takes sequences up to ", longest, " and ", most,
-                          " tiles of 64 queries or 128 keys, batch is ", args.batch, ", seq_len_q ", args.seq_len_q,
+                          " tiles of 64 queries or keys, batch is ", args.batch, ", seq_len_q ", args.seq_len_q,
                           ", seq_len_k ", args.seq_len_k, ", num_heads ", args.num_heads, ", num_kv_heads ",
                           args.num_kv_heads);
   }

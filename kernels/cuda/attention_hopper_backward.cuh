@@ -25,6 +25,7 @@ struct GradShape {
   static constexpr int query_stages = query_stages_, dout_stages = dout_stages_, score_stages = 2;
   static constexpr bool keys_in_registers = keys_in_registers_;  // their rows as operands for S and dP
   static constexpr bool bulk = bulk_;  // dquery is added by TMA out of shared memory, not out of registers
+  static constexpr bool sums_dquery = true, douts_apart = false;
   static constexpr int threads = 128 * groups, all_threads = threads + 128;
   static constexpr int key_bytes = keys * columns * 2, query_bytes = queries * columns * 2;
   static constexpr int score_bytes = queries * keys * 2, row_bytes = RowTable::columns * queries * 4;
@@ -217,6 +218,7 @@ __device__ inline void load_queries(const GradParams& params, GradMemory<Shape>&
                        block.batch);
       bulk_load(memory.rows[queries.stage], base.table.at(step.place, 0), Shape::row_bytes, full);
       queries.advance();
+      if constexpr (Shape::douts_apart) continue;
       full = &memory.dout_full[douts.stage];
       barrier_wait(&memory.dout_empty[douts.stage], douts.parity ^ 1);
       barrier_expect(full, Shape::query_bytes);

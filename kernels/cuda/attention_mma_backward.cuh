@@ -13,6 +13,7 @@ namespace strobe::kernels::cuda {
 template <int columns_, int queries_, int keys_, int score_warps_, int key_warps_, int query_warps_>
 struct BackwardShape {
   static constexpr int columns = columns_, queries = queries_, keys = keys_;
+  static constexpr bool sums_dquery = true;  // in the workspace, over blocks of keys
   static constexpr int groups = 2, group_warps = 4, warps = groups * group_warps, threads = 32 * warps;
   static constexpr int group_keys = keys / groups;
   static constexpr int score_warps = score_warps_, key_warps = key_warps_, query_warps = query_warps_;
@@ -100,7 +101,9 @@ __global__ void __launch_bounds__(128) prepare_backward(const __grid_constant__ 
   constexpr int tile_elements = Shape::queries * columns;
   auto* const dquery = reinterpret_cast<float4*>(params.dquery + tile * tile_elements);
   const int first_block = band.begin(first_query) / Shape::keys;
-  const bool is_written = params.stores_first && first_block * Shape::keys < band.end(first_query + Shape::queries - 1);
+  const bool is_written =
+      !Shape::sums_dquery ||
+      (params.stores_first && first_block * Shape::keys < band.end(first_query + Shape::queries - 1));
   for (int i = static_cast<int>(threadIdx.x); !is_written && i < tile_elements / 4; i += 128) {
     dquery[i] = float4{0, 0, 0, 0};
   }
@@ -224,7 +227,7 @@ BackwardParams backward_params(const AttentionGradArgs& grad, void* base, size_t
     array = reinterpret_cast<E*>(static_cast<char*>(base) + bytes);
     bytes += (static_cast<size_t>(count) * sizeof(E) + 63) / 64 * 64;
   };
-  take(params.dquery, params.all_query_tiles * Shape::queries * Shape::columns);
+  take(params.dquery, Shape::sums_dquery ? params.all_query_tiles * Shape::queries * Shape::columns : 0);
   take(params.table.data, params.all_query_tiles * RowTable::columns * Shape::queries);
   take(params.turns, params.all_query_tiles);
   take(params.ticket, 1);

@@ -44,7 +44,7 @@ void check_all(const GpuAttentionCase& problem, std::mt19937& random,
   INFO(problem.describe());
   GpuAttention attention(problem, random);
   const AttentionValues exact = attention.reference(), unfused = attention.reference(problem.dtype);
-  const bool both = !problem.packed() && problem.options.softcap == 0 && problem.dim <= 128;
+  const bool both = !problem.packed() && problem.options.softcap == 0;
   const AttentionValues given = attention.run(kernel, both ? kernel : AttentionKernel::auto_select);
   for (const size_t i : {0, 2, 3, 4}) check_output(given, exact, unfused, i, problem.dtype);
   CHECK(relative_error(given[1], exact[1]) <= 1e-5);
@@ -330,7 +330,7 @@ TEST_CASE("cuda attention hopper: gradients of groups of heads, of lse, of head_
           needs_gpu()) {
   if (!has_hopper()) return;
   std::mt19937 random(7);
-  for (const int64_t dim : {64, 128, 8, 40, 72, 96, 120}) {
+  for (const int64_t dim : {64, 128, 192, 256, 8, 40, 72, 96, 120, 136, 200}) {
     for (const DType dtype : {DType::bf16, DType::f16}) {
       for (const bool causal : {false, true}) {
         const GpuAttentionCase problem{.batch = 2,
@@ -352,7 +352,7 @@ TEST_CASE("cuda attention hopper: a single key has gradient 0" * needs_gpu()) {
   if (!has_hopper()) return;
   std::mt19937 random(8);
   for (const DType dtype : {DType::bf16, DType::f16}) {
-    for (const int64_t dim : {64, 128}) {
+    for (const int64_t dim : {64, 128, 192, 256}) {
       GpuAttention attention({.seq_q = 150, .heads = 2, .kv_heads = 2, .dim = dim, .dtype = dtype}, random);
       const AttentionValues values = attention.run(AttentionKernel::hopper);
       for (const size_t i : {2, 3}) {
@@ -365,7 +365,7 @@ TEST_CASE("cuda attention hopper: a single key has gradient 0" * needs_gpu()) {
 TEST_CASE("cuda attention hopper: large scores keep their gradients" * needs_gpu()) {
   if (!has_hopper()) return;
   std::mt19937 random(9);
-  for (const int64_t dim : {64, 128}) {
+  for (const int64_t dim : {64, 128, 192, 256}) {
     for (const bool causal : {false, true}) {
       check_all({.seq_q = 200,
                  .seq_k = 300,
