@@ -19,11 +19,11 @@ struct ReduceArgs {
   void* workspace = nullptr;  // reduce_workspace(args, device) bytes, aligned to 8
 };
 
-// How many parts of the middle axis a GPU reduces at the same time: enough to fill it, and a function of the shape
+// How many parts of the middle axis a GPU reduces at the same time: enough to fill it once, and a function of the shape
 // alone, so that the bits are the same on every GPU.
 inline int64_t reduce_parts(const ReduceArgs& args) {
   const int64_t columns = 32 * 16 / static_cast<int64_t>(size_of(args.dtype));  // that a block takes
-  constexpr int64_t blocks_wanted = 1024;
+  constexpr int64_t blocks_wanted = 512;
   const int64_t blocks = std::max<int64_t>(args.outer * ((args.inner + columns - 1) / columns), 1);
   const int64_t shortest = args.inner == 1 ? 8192 : 64;
   return std::max<int64_t>(std::min(blocks_wanted / blocks, args.count / shortest), 1);

@@ -1,6 +1,6 @@
 // Gradients of layer and RMS normalization on the GPU: rows for dx; for the parameters, sums over some of the rows and
 // then over those sums, always in the same order.
-#include "strobe/kernels/cuda/row.cuh"
+#include "strobe/kernels/cuda/rows_in_shared.cuh"
 #include "strobe/kernels/norm.h"
 
 namespace strobe::kernels::cuda {
@@ -8,8 +8,7 @@ namespace {
 
 using namespace strobe::cuda;
 
-// How rows of whole packs are laid over the threads of a block that keeps them in registers: a warp or a part of one
-// has a row, or all of the block.
+// How rows of whole packs are laid over the threads of a block: a warp or a part of one has a row, or all of the block.
 template <class T>
 struct Layout {
   static constexpr int width = row_pack<T>;
@@ -19,8 +18,10 @@ struct Layout {
   int packs = 0;  // to a thread; 0: rows cannot be kept
   bool wide = false;
   dim3 block;
+  size_t bytes = 0;    // of shared memory, for two rows of each array
+  int64_t chunks = 0;  // blocks, as many as run at the same time
 
-  explicit Layout(const NormGradArgs& args) {
+  Layout(const NormGradArgs& args, Device device) {
     const int64_t lanes = args.cols / width;
     if (lanes * width != args.cols || lanes == 0 || lanes > max_row_threads * wide_packs ||
         !aligned_to(16, args.x, args.dy, args.dx, args.weight, args.dsum)) {
@@ -29,142 +30,142 @@ struct Layout {
     block = row_block(args.cols, width, most_packs);
     wide = block.x > warp_size;
     if (wide) block.x = static_cast<unsigned>(ceil_div(lanes, wide_packs * warp_size)) * warp_size;
-    packs = wide ? wide_packs : static_cast<int>(ceil_div(lanes, block.x));
+    const int own = wide ? wide_packs : static_cast<int>(ceil_div(lanes, block.x));
+    const int64_t threads = block.x * block.y;
+    bytes = static_cast<size_t>(2 * (args.dsum != nullptr ? 3 : 2) * own * threads * 16);
+    const DeviceProperties& properties = device_properties(device);
+    const int64_t taken = static_cast<int64_t>(bytes) + 2048;  // with what the kernel and the system need
+    if (taken > properties.shared_bytes_per_block) return;
+    packs = own;
+    const int64_t resident = std::min(resident_threads(packs, wide) / threads,
+                                      std::max<int64_t>(properties.shared_bytes_per_multiprocessor / taken, 1));
+    chunks = std::min(ceil_div(args.rows, block.y), resident * properties.multiprocessors);
   }
-  // Blocks whose registers a multiprocessor has room for when each thread keeps so many packs. added: dsum, too.
-  static constexpr int resident_blocks(int packs, bool wide, bool added, int threads) {
-    const int half_registers = sizeof(T) > 2 ? 4 * sizeof(T) : added ? 15 : 11;  // for an element
-    return wide ? max_row_threads / threads : 512 / (32 + packs * width * half_registers / 2);
-  }
-  // As many blocks as run at the same time.
-  int64_t chunks(const NormGradArgs& args, Device device) const {
-    const int64_t each = resident_blocks(packs, wide, args.dsum != nullptr, static_cast<int>(block.x));
-    return std::min(ceil_div(args.rows, block.y), each * device_properties(device).multiprocessors);
-  }
-};
-
-// What a thread has under way of a row: packs of x and dy, and its statistics.
-template <class T, bool centered, int packs>
-struct LoadedRow {
-  using A = accumulate_t<T>;
-  Packed<T, row_pack<T>> x[packs], dy[packs];
-  A mean, rstd;
-
-  // position(k): where in a row pack k is. Beyond the last row and behind the end of a row everything is 0.
-  template <class Position>
-  __device__ void load(const NormGradArgs& args, int64_t index, Position position) {
-    const bool exists = index < args.rows;
-    mean = exists && centered ? static_cast<const A*>(args.mean)[index] : A(0);
-    rstd = exists ? static_cast<const A*>(args.rstd)[index] : A(0);
-#pragma unroll
-    for (int k = 0; k < packs; ++k) {
-      if (exists && position(k) < args.cols) {
-        x[k].load(static_cast<const T*>(args.x) + index * args.cols + position(k));
-        dy[k].load(static_cast<const T*>(args.dy) + index * args.cols + position(k));
-      } else {
-        x[k] = dy[k] = {};
-      }
-    }
+  // Whose registers a multiprocessor has room for when each keeps so many packs.
+  static constexpr int64_t resident_threads(int packs, bool wide) {
+    return wide ? max_row_threads : 512 / (44 + packs * (sizeof(T) == 2 ? 36 : 20)) * shared_row_threads;
   }
 };
 
-// All gradients in one pass over x and dy; loads of the next row are under way while a row is differentiated. A thread
-// adds up the parameters' gradients of its columns over the rows that its block visits; block b leaves the sums in row
-// b of two (chunks, cols) arrays of A. added: dsum is added to dx.
-template <class T, bool centered, int packs, bool wide, bool added>
-__global__ void __launch_bounds__(wide ? max_row_threads : shared_row_threads,
-                                  Layout<T>::resident_blocks(packs, wide, added, max_row_threads))
+// All gradients in one pass over x and dy; the next row is on its way to shared memory while a row is differentiated. A
+// thread adds up the parameters' gradients of its columns over the rows that its block visits; block b leaves the sums
+// in row b of two (chunks, cols) arrays of A. lanes: of a row, 0 where it has the block. added: dsum is added to dx.
+template <class T, bool centered, int packs, int lanes, bool added>
+__global__ void __launch_bounds__(most_threads<lanes>,
+                                  Layout<T>::resident_threads(packs, lanes == 0) / most_threads<lanes>)
     differentiate_rows(const NormGradArgs args) {
   using A = accumulate_t<T>;
-  constexpr int n = row_pack<T>;
+  constexpr int n = row_pack<T>, arrays = added ? 3 : 2;
   const int cols = static_cast<int>(args.cols);
   const A share = A(1) / static_cast<A>(cols);
-  const auto position = [](int k) { return static_cast<int>(k * blockDim.x + threadIdx.x) * n; };
-  Packed<T, n> weights[packs], others[added ? packs : 1];
+  const RowsInShared<T, 2 * arrays, lanes, packs> rows;  // those of a stage: x, dy, dsum
+  Packed<T, n> weights[packs];
   Values<A, n> dweight[packs] = {}, dbias[packs] = {};
   Values<A, n> ones;
   for (int j = 0; j < n; ++j) ones[j] = 1;
 #pragma unroll
   for (int k = 0; k < packs; ++k) {
+    const int i = rows.position(k);
     weights[k] = Packed<T, n>::rounded(ones);
-    if (args.weight != nullptr && position(k) < cols) weights[k].load(static_cast<const T*>(args.weight) + position(k));
+    if (args.weight != nullptr && i < cols) weights[k].load(static_cast<const T*>(args.weight) + i);
+    // Behind the end of a row everything is 0.
+    for (int array = 0; array < 2 * arrays && i >= cols; ++array) rows.at(array, k) = {};
   }
-  const auto load_others = [&](int64_t index) {
+  const auto begin = [&](int stage, int64_t index) {
+    if (index < args.rows) {
+      const int64_t first = index * args.cols + rows.position(0);
 #pragma unroll
-    for (int k = 0; k < packs && added; ++k) {
-      if (index < args.rows && position(k) < cols) {
-        others[k].load(static_cast<const T*>(args.dsum) + index * args.cols + position(k));
+      for (int k = 0; k < packs; ++k) {
+        if (rows.position(k) >= cols) continue;
+        const auto copy = [&](int array, const void* source) {
+          copy_in_background(rows.at(stage * arrays + array, k),
+                             static_cast<const T*>(source) + first + k * rows.step());
+        };
+        copy(0, args.x), copy(1, args.dy);
+        if constexpr (added) copy(2, args.dsum);
       }
     }
+    copy_async_commit();
+  };
+  const auto load_statistics = [&](int64_t index, A& mean, A& rstd) {
+    mean = index < args.rows && centered ? static_cast<const A*>(args.mean)[index] : A(0);
+    rstd = index < args.rows ? static_cast<const A*>(args.rstd)[index] : A(0);
   };
   // All threads of a block take as many turns, so that they meet in the sums.
   const int64_t step = int64_t{gridDim.x} * blockDim.y;
   int64_t index = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
-  LoadedRow<T, centered, packs> row;
-  row.load(args, index, position);
-  load_others(index);
+  A mean, rstd, next_mean, next_rstd;
+  begin(0, index);
+  load_statistics(index, mean, rstd);
+  int stage = 0;
   for (int64_t first = int64_t{blockIdx.x} * blockDim.y; first < args.rows; first += step, index += step) {
-    const A rstd = row.rstd;
+    begin(1 - stage, index + step);
+    load_statistics(index + step, next_mean, next_rstd);
+    copy_async_wait<1>();
+    const bool exists = index < args.rows;
     Values<A, n> g[packs], xhat[packs];
     A sum_g = 0, sum_g_xhat = 0;
 #pragma unroll
-    for (int k = 0; k < packs; ++k) {
-      const Values<A, n> x = row.x[k].template values<A>(), dy = row.dy[k].template values<A>();
+    for (int k = 0; k < packs && exists; ++k) {
+      const Values<A, n> x = rows.at(stage * arrays, k).template values<A>();
+      const Values<A, n> dy = rows.at(stage * arrays + 1, k).template values<A>();
       weights[k].stay_packed();
       const Values<A, n> weight = weights[k].template values<A>();
       A part_g = 0, part_g_xhat = 0;
       for (int j = 0; j < n; ++j) {
-        xhat[k][j] = (x[j] - row.mean) * rstd;
+        xhat[k][j] = (x[j] - mean) * rstd;
         g[k][j] = dy[j] * weight[j];
         dweight[k][j] += dy[j] * xhat[k][j], dbias[k][j] += dy[j];
         part_g += g[k][j], part_g_xhat += g[k][j] * xhat[k][j];
       }
       sum_g += part_g, sum_g_xhat += part_g_xhat;
     }
-    row.load(args, index + step, position);
-    if (args.dx == nullptr) continue;
-    row_sums(sum_g, sum_g_xhat);
-    const A mean_g = centered ? sum_g * share : A(0), mean_g_xhat = sum_g_xhat * share;
+    if (args.dx != nullptr) {
+      row_sums<lanes>(sum_g, sum_g_xhat, stage);
+      // dx with the factors of xhat and 1 put together.
+      const A of_xhat = -rstd * (sum_g_xhat * share), of_one = centered ? -rstd * (sum_g * share) : A(0);
+      T* const dx = static_cast<T*>(args.dx) + index * args.cols + rows.position(0);
 #pragma unroll
-    for (int k = 0; k < packs; ++k) {
-      if (index >= args.rows || position(k) >= cols) continue;
-      Values<A, n> result;
-      for (int j = 0; j < n; ++j) result[j] = rstd * (g[k][j] - mean_g - xhat[k][j] * mean_g_xhat);
-      if constexpr (added) {
-        const Values<A, n> other = others[k].template values<A>();
-        for (int j = 0; j < n; ++j) result[j] += other[j];
+      for (int k = 0; k < packs; ++k) {
+        if (!exists || rows.position(k) >= cols) continue;
+        Values<A, n> result;
+        for (int j = 0; j < n; ++j) result[j] = g[k][j] * rstd + (xhat[k][j] * of_xhat + of_one);
+        if constexpr (added) {
+          const Values<A, n> other = rows.at(stage * arrays + 2, k).template values<A>();
+          for (int j = 0; j < n; ++j) result[j] += other[j];
+        }
+        store_values(dx + k * rows.step(), result);
       }
-      store_values(static_cast<T*>(args.dx) + index * args.cols + position(k), result);
     }
-    load_others(index + step);
+    mean = next_mean, rstd = next_rstd, stage = 1 - stage;
   }
   if (args.dweight == nullptr && args.dbias == nullptr) return;
-  // Rows that share a block leave one sum each; the block's is theirs in the order of threadIdx.y.
-  __shared__ A sums[wide ? 1 : shared_row_threads * packs * n];
+  // Rows that share a block leave one sum each, in the place of the rows; the block's is theirs in the order of
+  // threadIdx.y.
+  A* const sums = rows.template as<A>();
   const auto write = [&](const Values<A, n>(&own)[packs], A* target) {
     target += int64_t{blockIdx.x} * args.cols;
-    const int pitch = static_cast<int>(blockDim.x) * packs * n;
+    if constexpr (lanes == 0) {
 #pragma unroll
-    for (int k = 0; k < packs; ++k) {
-      for (int j = 0; j < n; ++j) {
-        if (!wide) {
-          sums[static_cast<int>(threadIdx.y) * pitch + position(k) + j] = own[k][j];
-        } else if (position(k) < cols) {
-          target[position(k) + j] = own[k][j];
-        }
+      for (int k = 0; k < packs; ++k) {
+        for (int j = 0; j < n && rows.position(k) < cols; ++j) target[rows.position(k) + j] = own[k][j];
       }
-    }
-    if constexpr (!wide) {
+    } else {
+      constexpr int pitch = lanes * packs * n, sharing = most_threads<lanes> / lanes;
       __syncthreads();
-      const int rows = static_cast<int>(blockDim.y), threads = static_cast<int>(shared_row_threads);
-      for (int i = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x); i < cols; i += threads) {
+#pragma unroll
+      for (int k = 0; k < packs; ++k) {
+        for (int j = 0; j < n; ++j) sums[static_cast<int>(threadIdx.y) * pitch + rows.position(k) + j] = own[k][j];
+      }
+      __syncthreads();
+      for (int i = static_cast<int>(threadIdx.y * lanes + threadIdx.x); i < cols; i += most_threads<lanes>) {
         A sum = 0;
-        for (int y = 0; y < rows; ++y) sum += sums[y * pitch + i];
+        for (int y = 0; y < sharing; ++y) sum += sums[y * pitch + i];
         target[i] = sum;
       }
-      __syncthreads();
     }
   };
+  copy_async_wait<0>();
   A* const partial = static_cast<A*>(args.workspace);
   write(dweight, partial);
   if constexpr (centered) write(dbias, partial + int64_t{gridDim.x} * args.cols);
@@ -283,20 +284,25 @@ bool wants_parameters(const NormGradArgs& args) { return args.dweight != nullptr
 template <class T, bool centered>
 void launch_differentiate(const char* operation, const NormGradArgs& args, const Layout<T>& layout,
                           const Stream& stream) {
-  const auto launch_with = [&]<int packs, bool wide>() {
-    launch_rows(operation,
-                args.dsum != nullptr ? differentiate_rows<T, centered, packs, wide, true>
-                                     : differentiate_rows<T, centered, packs, wide, false>,
-                args.rows, layout.block, stream, args, layout.chunks(args, stream.device));
+  const auto launch_with = [&]<int packs, int lanes>() {
+    launch(operation,
+           args.dsum != nullptr ? differentiate_rows<T, centered, packs, lanes, true>
+                                : differentiate_rows<T, centered, packs, lanes, false>,
+           dim3(static_cast<unsigned>(layout.chunks)), layout.block, layout.bytes, stream, args);
   };
-  if (layout.wide) return launch_with.template operator()<Layout<T>::wide_packs, true>();
-  if (layout.packs == 1) return launch_with.template operator()<1, false>();
-  if (layout.packs == 2) return launch_with.template operator()<2, false>();
-  if (layout.packs == 3) return launch_with.template operator()<3, false>();
-  if constexpr (Layout<T>::most_packs > 3) {
-    if (layout.packs == 4) return launch_with.template operator()<4, false>();
-    launch_with.template operator()<Layout<T>::most_packs, false>();
-  }
+  const auto with_lanes = [&]<int packs>() {
+    if (layout.packs != packs || layout.wide) return;
+    if (layout.block.x == 8) launch_with.template operator()<packs, 8>();
+    if constexpr (packs > Layout<T>::most_packs / 2) {
+      if (layout.block.x == 16) launch_with.template operator()<packs, 16>();
+      if (layout.block.x == 32) launch_with.template operator()<packs, 32>();
+    }
+  };
+  if (layout.wide) return launch_with.template operator()<Layout<T>::wide_packs, 0>();
+  const auto with_packs = [&]<int... packs>(std::integer_sequence<int, packs...>) {
+    (with_lanes.template operator()<packs + 1>(), ...);
+  };
+  with_packs(std::make_integer_sequence<int, Layout<T>::most_packs>());
 }
 
 template <bool centered>
@@ -305,10 +311,10 @@ void backward(const char* operation, const NormGradArgs& args, const Stream& str
   STROBE_CHECK(args.workspace_bytes >= needed, operation, ": workspace of ", args.workspace_bytes,
                " bytes given, expected ", needed);
   dispatch_floating(args.dtype, operation, [&]<class T>() {
-    const Layout<T> layout(args);
+    const Layout<T> layout(args, stream.device);
     int64_t chunks = 0;
     if (layout.packs > 0) {
-      chunks = layout.chunks(args, stream.device);
+      chunks = layout.chunks;
       launch_differentiate<T, centered>(operation, args, layout, stream);
     } else {
       if (args.dx != nullptr) {
@@ -333,9 +339,8 @@ void backward(const char* operation, const NormGradArgs& args, const Stream& str
 size_t norm_backward_workspace(const NormGradArgs& args, Device device) {
   if (!wants_parameters(args)) return 0;
   return dispatch_floating(args.dtype, "norm", [&]<class T>() {
-    const Layout<T> layout(args);
-    const int64_t chunks =
-        layout.packs > 0 ? layout.chunks(args, device) : ceil_div(args.rows, rows_per_chunk(args.rows));
+    const Layout<T> layout(args, device);
+    const int64_t chunks = layout.packs > 0 ? layout.chunks : ceil_div(args.rows, rows_per_chunk(args.rows));
     return static_cast<size_t>(2 * chunks * args.cols) * sizeof(accumulate_t<T>);
   });
 }

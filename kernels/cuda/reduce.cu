@@ -9,8 +9,8 @@ namespace {
 
 using namespace strobe::cuda;
 
-constexpr int loads = 4;      // that a thread has under way at a time
-constexpr int row_lanes = 8;  // warps of a block
+constexpr int row_lanes = 8;     // warps of a block
+constexpr int column_loads = 4;  // that a thread has under way at a time
 
 // What one thread loads at a time is added in A, all else in double.
 template <class A>
@@ -38,27 +38,37 @@ struct Combine {
   }
 };
 
+// a / b of numbers that are not negative; 64 bits take several times as long as 32.
+__device__ inline int64_t quotient(int64_t a, int64_t b) {
+  return (a | b) >> 32 == 0 ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : a / b;
+}
+
 struct Problem {
   int64_t outer;
   int64_t count;
   int64_t inner;
   int64_t parts;
   double divisor;
+
+  // Of a part.
+  __device__ int64_t length() const { return quotient(count + parts - 1, parts); }
+  // A division takes as long as the sum of a short row.
+  __device__ double divided(double total) const { return divisor == 1 ? total : total / divisor; }
 };
 
 // The result, or one part of it.
 template <class T, class Value>
 __device__ void write_total(T* out, Value* partial, const Problem& problem, int64_t result, int64_t part, Value total) {
   if (problem.parts == 1) {
-    out[result] = T(static_cast<accumulate_t<T>>(static_cast<double>(total) / problem.divisor));
+    out[result] = T(static_cast<accumulate_t<T>>(problem.divided(static_cast<double>(total))));
   } else {
     partial[part * problem.outer * problem.inner + result] = total;
   }
 }
 
-// inner == 1: blockDim.x threads for each part of a row, threadIdx.y telling rows apart.
-template <class Reduction, class T>
-__global__ void __launch_bounds__(256)
+// inner == 1: `lanes` threads, a warp or the block, for each part of a row. loads: of a thread under way at a time.
+template <class Reduction, class T, int lanes, int loads>
+__global__ void __launch_bounds__(warp_size* row_lanes, loads > 4 ? 4 : 5)
     reduce_rows(T* out, typename Reduction::Value* partial, const T* x, Problem problem, bool packed) {
   using A = accumulate_t<T>;
   using Value = typename Reduction::Value;
@@ -68,37 +78,39 @@ __global__ void __launch_bounds__(256)
   for (int64_t first = int64_t{blockIdx.x} * blockDim.y; first < tasks; first += int64_t{gridDim.x} * blockDim.y) {
     const int64_t task = first + threadIdx.y;
     const bool exists = task < tasks;
-    const int64_t row = exists ? task / problem.parts : 0;
-    const int64_t part = exists ? task % problem.parts : 0;
-    const int64_t length = ceil_div(ceil_div(problem.count, problem.parts), width) * width;
+    const int64_t row = !exists ? 0 : problem.parts == 1 ? task : quotient(task, problem.parts);
+    const int64_t part = exists ? task - row * problem.parts : 0;
+    const int64_t length = problem.parts == 1 ? problem.count : ceil_div(problem.length(), int64_t{width}) * width;
     const int64_t begin = part * length;
     const int64_t end = exists ? (begin + length < problem.count ? begin + length : problem.count) : begin;
     Value total = Value(Reduction::identity());
-    const int64_t step = int64_t{blockDim.x} * width;
-    for (int64_t i = begin + int64_t{threadIdx.x} * width; i < end; i += loads * step) {
-      const T* const start = x + row * problem.count;
-      const auto whole = [&](int k) { return packed && i + k * step + width <= end; };
-      Packed<T, width> packs[loads];
+    const T* const start = x + row * problem.count;
+    const int64_t packs = packed ? (end - begin) / width : 0;
+    constexpr int step = loads * lanes;
+    for (int64_t pack = threadIdx.x; pack < packs; pack += step) {
+      const int left = static_cast<int>(packs - pack < step ? packs - pack : step);
+      const T* const from = start + begin + pack * width;
+      Packed<T, width> loaded[loads];
 #pragma unroll
       for (int k = 0; k < loads; ++k) {
-        if (whole(k)) packs[k].load(start + i + k * step);
+        if (k * lanes < left) loaded[k].load(from + k * lanes * width);
       }
       A sum = Reduction::identity();
 #pragma unroll
       for (int k = 0; k < loads; ++k) {
-        if (whole(k)) {
-          const Values<A, width> values = packs[k].template values<A>();
+        if (k * lanes >= left) continue;
+        const Values<A, width> values = loaded[k].template values<A>();
+        A of_pack = values[0];
 #pragma unroll
-          for (int j = 0; j < width; ++j) sum = Reduction::combine(sum, values[j]);
-        } else {
-          for (int64_t c = i + k * step; c < i + k * step + width && c < end; ++c) {
-            sum = Reduction::combine(sum, A(start[c]));
-          }
-        }
+        for (int j = 1; j < width; ++j) of_pack = Reduction::combine(of_pack, values[j]);
+        sum = Reduction::combine(sum, of_pack);
       }
       total = Reduction::combine(total, Value(sum));
     }
-    if (blockDim.x == warp_size) {
+    for (int64_t i = begin + packs * width + threadIdx.x; i < end; i += lanes) {
+      total = Reduction::combine(total, Value(A(start[i])));
+    }
+    if constexpr (lanes == warp_size) {
       total = warp_reduce(total, Combine<Reduction>());
     } else {
       total = block_reduce(total, Value(Reduction::identity()), Combine<Reduction>());
@@ -114,13 +126,13 @@ __global__ void __launch_bounds__(warp_size* row_lanes)
   using A = accumulate_t<T>;
   using Value = typename Reduction::Value;
   __shared__ Value totals[row_lanes][warp_size * width];
-  const int64_t tiles = ceil_div(problem.inner, warp_size * width);
+  const int64_t tiles = ceil_div(problem.inner, int64_t{warp_size * width});
   const int64_t tasks = problem.outer * problem.parts * tiles;
-  const int64_t length = ceil_div(problem.count, problem.parts);
+  const int64_t length = problem.length();
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const int64_t part = task / tiles % problem.parts;
-    const int64_t outer = task / tiles / problem.parts;
-    const int64_t column = (task % tiles * warp_size + threadIdx.x) * width;
+    const int64_t tile_row = quotient(task, tiles), tile = task - tile_row * tiles;
+    const int64_t outer = quotient(tile_row, problem.parts), part = tile_row - outer * problem.parts;
+    const int64_t column = (tile * warp_size + threadIdx.x) * width;
     const int64_t end = part * length + length < problem.count ? part * length + length : problem.count;
     Value total[width];
 #pragma unroll
@@ -128,15 +140,15 @@ __global__ void __launch_bounds__(warp_size* row_lanes)
     if (column < problem.inner) {
       const T* const start = x + outer * problem.count * problem.inner + column;
       int64_t i = part * length + threadIdx.y;
-      for (; i + (loads - 1) * row_lanes < end; i += loads * row_lanes) {
-        Values<A, width> values[loads];
+      for (; i + (column_loads - 1) * row_lanes < end; i += column_loads * row_lanes) {
+        Values<A, width> values[column_loads];
 #pragma unroll
-        for (int k = 0; k < loads; ++k) {
+        for (int k = 0; k < column_loads; ++k) {
           values[k] = load_values<A, width>(start + (i + k * row_lanes) * problem.inner);
         }
         Values<A, width> sums = values[0];
 #pragma unroll
-        for (int k = 1; k < loads; ++k) {
+        for (int k = 1; k < column_loads; ++k) {
 #pragma unroll
           for (int j = 0; j < width; ++j) sums[j] = Reduction::combine(sums[j], values[k][j]);
         }
@@ -157,7 +169,7 @@ __global__ void __launch_bounds__(warp_size* row_lanes)
          c += warp_size * row_lanes) {
       Value sum = totals[0][c];
       for (int lane = 1; lane < row_lanes; ++lane) sum = Reduction::combine(sum, totals[lane][c]);
-      const int64_t result_column = task % tiles * warp_size * width + c;
+      const int64_t result_column = tile * warp_size * width + c;
       if (result_column < problem.inner) {
         write_total(out, partial, problem, outer * problem.inner + result_column, part, sum);
       }
@@ -167,6 +179,7 @@ __global__ void __launch_bounds__(warp_size* row_lanes)
 
 // A warp's width of results to a block, whose warps share the parts.
 constexpr int part_warps = 32;
+constexpr int part_loads = 8;  // that a thread has under way at a time
 
 template <class Reduction, class T>
 __global__ void __launch_bounds__(warp_size* part_warps)
@@ -175,9 +188,15 @@ __global__ void __launch_bounds__(warp_size* part_warps)
   const int64_t result = int64_t{blockIdx.x} * warp_size + threadIdx.x;
   Value total = Value(Reduction::identity());
   if (result < results) {
-#pragma unroll 4
-    for (int64_t part = threadIdx.y; part < problem.parts; part += part_warps) {
-      total = Reduction::combine(total, partial[part * results + result]);
+    for (int64_t first = threadIdx.y; first < problem.parts; first += part_loads * part_warps) {
+      Value values[part_loads];
+#pragma unroll
+      for (int k = 0; k < part_loads; ++k) {
+        const int64_t part = first + k * part_warps;
+        values[k] = part < problem.parts ? partial[part * results + result] : Value(Reduction::identity());
+      }
+#pragma unroll
+      for (int k = 0; k < part_loads; ++k) total = Reduction::combine(total, values[k]);
     }
   }
   __shared__ Value totals[part_warps][warp_size];
@@ -185,7 +204,7 @@ __global__ void __launch_bounds__(warp_size* part_warps)
   __syncthreads();
   if (threadIdx.y != 0 || result >= results) return;
   for (int warp = 1; warp < part_warps; ++warp) total = Reduction::combine(total, totals[warp][threadIdx.x]);
-  out[result] = T(static_cast<accumulate_t<T>>(static_cast<double>(total) / problem.divisor));
+  out[result] = T(static_cast<accumulate_t<T>>(problem.divided(static_cast<double>(total))));
 }
 
 template <template <class> class ReductionOf>
@@ -197,11 +216,20 @@ void reduce(const char* name, const ReduceArgs& args, const Stream& stream) {
     auto* const partial = static_cast<typename Reduction::Value*>(args.workspace);
     const Problem problem{args.outer, args.count, args.inner, reduce_parts(args), args.divisor};
     if (args.inner == 1) {
-      const dim3 block = args.count / problem.parts <= (args.outer >= 1024 ? 8192 : 1024) ? dim3(warp_size, row_lanes)
-                                                                                          : dim3(warp_size * row_lanes);
       const bool packed = aligned_to(16, x) && (args.outer == 1 || args.count % pack_width<T> == 0);
-      launch(name, reduce_rows<Reduction, T>, grid_size(args.outer * problem.parts, block.y), block, 0, stream, out,
-             partial, x, problem, packed);
+      const auto run = [&]<int lanes, int loads>() {
+        constexpr int sharing = warp_size * row_lanes / lanes;
+        launch(name, reduce_rows<Reduction, T, lanes, loads>, grid_size(args.outer * problem.parts, sharing),
+               dim3(lanes, sharing), 0, stream, out, partial, x, problem, packed);
+      };
+      const int64_t length = args.count / problem.parts;
+      if (length <= 4 * warp_size * pack_width<T>) {
+        run.template operator()<warp_size, 4>();
+      } else if (length <= (args.outer >= 1024 ? 8192 : 1024)) {
+        run.template operator()<warp_size, 8>();
+      } else {
+        run.template operator()<warp_size * row_lanes, 8>();
+      }
     } else {
       constexpr int width = pack_width<T>;
       const dim3 block(warp_size, row_lanes);

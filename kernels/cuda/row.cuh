@@ -23,10 +23,10 @@ inline constexpr int kept_packs = 4;
 inline constexpr unsigned shared_row_threads = 128;
 
 // Threads for rows of `cols` elements, taken `width` at a time, as few as keep a row in `packs` packs each: rows that a
-// warp, half or a quarter of one keeps share a block, told apart by threadIdx.y; longer ones have a block
-// of their own.
-inline dim3 row_block(int64_t cols, int width, int packs = kept_packs) {
-  unsigned threads = 8;  // whose packs fill a line of the cache
+// warp or a part of one keeps share a block, told apart by threadIdx.y; longer ones have a block of their own.
+// least: threads, of which 8 fill a line of the cache with their packs.
+inline dim3 row_block(int64_t cols, int width, int packs = kept_packs, unsigned least = 8) {
+  unsigned threads = least;
   while (threads < max_row_threads && int64_t{threads} * packs * width < cols) threads *= 2;
   return threads <= warp_size ? dim3(threads, shared_row_threads / threads) : dim3(threads);
 }

@@ -67,7 +67,8 @@ __global__ void __launch_bounds__(max_row_threads, 2) softmax_rows_backward(cons
 template <bool logarithm>
 void forward(const char* operation, const SoftmaxArgs& args, const Stream& stream) {
   dispatch_floating(args.dtype, operation, [&]<class T>() {
-    const dim3 block = row_block(args.cols, row_pack<T>);
+    // Two packs a lane even of the shortest rows, or too few bytes are under way.
+    const dim3 block = row_block(args.cols, row_pack<T>, kept_packs, args.cols <= 8 * row_pack<T> ? 4 : 8);
     const auto launch_with = [&]<int packs>() {
       launch_rows(operation, softmax_rows<T, logarithm, packs>, args.cols > 0 ? args.rows : 0, block, stream, args);
     };

@@ -44,7 +44,9 @@ constexpr Case cases[] = {{1, 1, true, true, 0},
                           {130, 800, false, true, 0},
                           {37, 256, true, true, 0, true},
                           {29, 384, true, true, 0, true},
-                          {21, 768, true, true, 0}};
+                          {21, 768, true, true, 0},
+                          {9, 4096, true, true, 0, true},
+                          {40, 3072, true, true, 0}};
 
 using Forward = void (*)(const kernels::NormArgs&, const Stream&);
 using Backward = void (*)(const kernels::NormGradArgs&, const Stream&);
@@ -143,6 +145,30 @@ TEST_CASE("cuda norm: short and long rows as on the CPU" * needs_gpu()) {
 
 TEST_CASE("cuda norm: many rows as on the CPU" * needs_gpu()) {
   check_cases([](int64_t size) { return size > 100000; });
+}
+
+TEST_CASE("cuda norm: a large mean takes nothing from the variance" * needs_gpu()) {
+  constexpr int64_t rows = 6;
+  for (int64_t cols : {64, 768, 1600, 4096, 1601}) {
+    CAPTURE(cols);
+    Operand x(random_values(rows * cols, 1, 999, 1001), DType::f32), y(Operand::unwritten(rows * cols), DType::f32),
+        mean(Operand::unwritten(rows), DType::f32), rstd(Operand::unwritten(rows), DType::f32);
+    kernels::NormArgs args{.y = y.host(),
+                           .x = x.host(),
+                           .weight = nullptr,
+                           .bias = nullptr,
+                           .mean = mean.host(),
+                           .rstd = rstd.host(),
+                           .rows = rows,
+                           .cols = cols,
+                           .dtype = DType::f64,
+                           .eps = 1e-5};
+    kernels::layer_norm_forward(args, Stream{});
+    args.y = y.gpu(), args.x = x.gpu(), args.mean = mean.gpu(), args.rstd = rstd.gpu(), args.dtype = DType::f32;
+    kernels::layer_norm_forward(args, gpu_stream());
+    CHECK(rstd.error() <= gpu_tolerance(DType::f32));
+    CHECK(mean.error() <= gpu_tolerance(DType::f32));
+  }
 }
 
 TEST_CASE("cuda norm: only the gradients that are wanted, and no workspace too small" * needs_gpu()) {
