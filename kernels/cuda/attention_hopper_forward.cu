@@ -16,27 +16,20 @@ template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::threads, 1) attention_forward(const __grid_constant__ ForwardParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ char raw[];
-  auto& memory = *reinterpret_cast<ForwardMemory<Shape>*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
-  constexpr int warps = 4 * Shape::groups;
-  if (threadIdx.x == 0) {
-    for (int group = 0; group < Shape::groups; ++group) {
-      barrier_init(&memory.query_full[group], 1);
-      barrier_init(&memory.query_empty[group], 4);
-    }
-    for (int stage = 0; stage < Shape::stages; ++stage) {
-      for (uint64_t* full : {&memory.key_full[stage], &memory.value_full[stage]}) barrier_init(full, 1);
-      for (uint64_t* empty : {&memory.key_empty[stage], &memory.value_empty[stage]}) barrier_init(empty, warps);
-    }
-    barrier_init_fence();
-  }
+  auto& memory = *reinterpret_cast<ForwardMemory<Shape>*>(raw + (0u - shared_address(raw)) % 1024);
+  if (threadIdx.x == 0) init_barriers(memory);
   __syncthreads();
-  const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
-  if (warpgroup == 0) {
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+  if (warp < 4) {
     give_registers<Shape::loader_registers>();
-    if (threadIdx.x == 0) load_tiles<Shape>(params, memory);
+    if (warp > 0) {
+      deal_tiles<Shape>(params, memory, static_cast<int>(threadIdx.x) - 32);
+    } else if (threadIdx.x == 0) {
+      load_tiles<Shape>(params, memory);
+    }
   } else {
     take_registers<Shape::group_registers>();
-    multiply_tiles<T, Shape>(params, memory, warpgroup - 1);
+    multiply_tiles<T, Shape>(params, memory, warp / 4 - 1);
   }
 #endif
 }
@@ -45,11 +38,11 @@ __global__ void __launch_bounds__(Shape::threads, 1) attention_forward(const __g
 template <class F>
 auto dispatch_hopper(const AttentionArgs& args, F&& f) {
   const auto with_type = [&]<class T>() {
-    if (args.head_dim <= 64) return f.template operator()<T, ForwardShape<64, 3, 128, 3, true>>();
-    if (args.head_dim <= 96) return f.template operator()<T, ForwardShape<96, 3, 80, 4, false>>();
-    if (args.head_dim <= 128) return f.template operator()<T, ForwardShape<128, 3, 80, 3, false>>();
-    if (args.head_dim <= 192) return f.template operator()<T, ForwardShape<192, 2, 64, 3, false>>();
-    return f.template operator()<T, ForwardShape<256, 2, 64, 2, false>>();
+    if (args.head_dim <= 64) return f.template operator()<T, ForwardShape<64, 3, 128, 3, 2>>();
+    if (args.head_dim <= 96) return f.template operator()<T, ForwardShape<96, 3, 80, 3, 2>>();
+    if (args.head_dim <= 128) return f.template operator()<T, ForwardShape<128, 3, 80, 3, 2>>();
+    if (args.head_dim <= 192) return f.template operator()<T, ForwardShape<192, 2, 80, 2, 2>>();
+    return f.template operator()<T, ForwardShape<256, 2, 64, 2, 1>>();
   };
   if (args.dtype == DType::bf16) return with_type.template operator()<bfloat16>();
   return with_type.template operator()<float16>();
@@ -70,14 +63,38 @@ struct Rows {
   }
 };
 
-// Heads whose tiles take turns: as many as give each four blocks of the grid, or whose keys and values together fill
-// two thirds of the L2 cache, in sections of about the same size.
+// Heads whose tiles take turns: as many as their keys and values fill two thirds of the L2 cache, in sections of about
+// the same size.
 int heads_together(const AttentionArgs& args, const strobe::cuda::DeviceProperties& gpu) {
   const int64_t heads = args.batch * args.num_heads, group = args.num_heads / args.num_kv_heads;
   const int64_t bytes = 4 * args.seq_len_k * args.head_dim;  // of one head's keys and values
-  const int64_t most = std::max<int64_t>(gpu.multiprocessors / 4, group * (gpu.l2_bytes * 2 / 3 / bytes));
-  const int64_t sections = strobe::cuda::ceil_div(heads, std::max<int64_t>(most, 1));
+  const int64_t sections = strobe::cuda::ceil_div(heads, group * std::max<int64_t>(gpu.l2_bytes * 2 / 3 / bytes, 1));
   return static_cast<int>(strobe::cuda::ceil_div(heads, sections));
+}
+
+// Tiles are dealt one by one to `blocks` blocks: what moves each block on by one place a round.
+int rotation(int query_tiles, int blocks) {
+  return query_tiles > blocks ? 0 : (query_tiles + 1 - blocks % query_tiles) % query_tiles;
+}
+
+// Whether tiles differ, and no block of the grid gets about as many of each kind by itself.
+bool longest_first(const AttentionArgs& args, int query_tiles, int tiles, int blocks) {
+  return args.cu_seqlens_q != nullptr || (args.causal && int64_t{4} * tiles < int64_t{3} * query_tiles * blocks);
+}
+
+// Whether a round of tiles takes longer than it takes to deal them with regard to their length, about 15,000 clocks.
+bool worth_dealing(const AttentionArgs& args, int queries) {
+  const bool packed = args.cu_seqlens_q != nullptr;
+  const double clocks = static_cast<double>(queries) * static_cast<double>(args.head_dim) / (args.causal ? 2048 : 1024);
+  const double filled = packed ? static_cast<double>(args.total_k) / static_cast<double>(args.batch)
+                               : static_cast<double>(args.seq_len_k);
+  return clocks * filled >= 15000;
+}
+
+// How far a query sees from the diagonal through a window, in 32 bits: positions are below 2^29.
+int reach(int64_t window) {
+  constexpr int64_t everything = int64_t{1} << 30;
+  return static_cast<int>(window < 0 ? everything : std::min(window, everything));
 }
 
 }  // namespace
@@ -135,9 +152,13 @@ void hopper_attention_forward(const AttentionArgs& args, const Stream& stream) {
     const auto map = [&](const AttentionTensor& tensor, int64_t seq_len, int64_t num_heads, int box_rows) {
       return tensor_map(operation, tensor, args.dtype, rows.batch, seq_len, num_heads, args.head_dim, box_rows);
     };
+    const int tiles = static_cast<int>(query_tiles * args.batch * args.num_heads);
+    const int blocks = std::min({tiles, gpu.multiprocessors, most_forward_blocks});
+    const bool sorted = longest_first(args, query_tiles, tiles, blocks);
     const ForwardParams params{.query = map(args.query, rows.queries, args.num_heads, 64),
                                .key = map(args.key, rows.keys, args.num_kv_heads, Shape::keys),
                                .value = map(args.value, rows.keys, args.num_kv_heads, Shape::keys),
+                               .out = map(args.out, rows.queries, args.num_heads, 16),
                                .args = args,
                                .sign = score.sign,
                                .scale2 = score.softcap == 0 ? score.magnitude * log2e : 1.0f,
@@ -147,12 +168,16 @@ void hopper_attention_forward(const AttentionArgs& args, const Stream& stream) {
                                             : std::is_same_v<T, bfloat16> ? 0x1p20f
                                                                           : 0x1p14f,
                                .overflow_limit = slow ? 0.0f : std::numeric_limits<float>::infinity(),
-                               .tiles = static_cast<int>(query_tiles * args.batch * args.num_heads),
+                               .tiles = tiles,
                                .query_tiles = query_tiles,
-                               .longest_first = args.causal || args.cu_seqlens_q != nullptr,
+                               .longest_first = sorted,
+                               .dealt = sorted && worth_dealing(args, Shape::queries),
+                               .rotation = rotation(query_tiles, blocks),
+                               .group = static_cast<int>(args.num_heads / args.num_kv_heads),
+                               .left = reach(args.window_left),
+                               .right = args.causal ? std::min(reach(args.window_right), 0) : reach(args.window_right),
                                .heads_together = heads_together(args, gpu)};
-    strobe::cuda::launch(operation, attention_forward<T, Shape>,
-                         static_cast<unsigned>(std::min(params.tiles, gpu.multiprocessors)), Shape::threads,
+    strobe::cuda::launch(operation, attention_forward<T, Shape>, static_cast<unsigned>(blocks), Shape::threads,
                          forward_shared_bytes<Shape>, stream, params);
   });
 }

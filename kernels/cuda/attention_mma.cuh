@@ -150,6 +150,8 @@ struct Band {
   int upper;
   int seq_len_k;
 
+  Band() = default;
+  __device__ Band(int lower, int upper, int seq_len_k) : lower(lower), upper(upper), seq_len_k(seq_len_k) {}
   __device__ explicit Band(const SequencePair& pair)
       : lower(clamp(pair.band.lower)), upper(clamp(pair.band.upper)), seq_len_k(static_cast<int>(pair.seq_len_k)) {}
 

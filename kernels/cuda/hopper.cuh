@@ -66,6 +66,13 @@ __device__ inline void tma_load(void* target, const CUtensorMap& map, uint64_t* 
       "l"(&map), "r"(shared_address(barrier)), "r"(dim), "r"(row), "r"(head), "r"(batch)
       : "memory");
 }
+// The other way, as part of this thread's open group; what lies outside the tensor is not written.
+__device__ inline void tma_store(const CUtensorMap& map, const void* source, int dim, int row, int head, int batch) {
+  STROBE_HOPPER_ASM(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
+      "r"(shared_address(source)), "r"(dim), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
 __device__ inline void tma_prefetch(const CUtensorMap& map) {
   STROBE_HOPPER_ASM("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
@@ -109,6 +116,16 @@ __device__ inline void barrier_group(int group) { STROBE_HOPPER_ASM("bar.sync %0
 template <int threads>
 __device__ inline void barrier_groups() {
   STROBE_HOPPER_ASM("bar.sync 8, %0;" ::"n"(threads) : "memory");
+}
+
+// Waits at barrier `id` until so many threads have come, or is one of them and goes on.
+template <int threads>
+__device__ inline void barrier_sync(int id) {
+  STROBE_HOPPER_ASM("bar.sync %0, %1;" ::"r"(id), "n"(threads) : "memory");
+}
+template <int threads>
+__device__ inline void barrier_pass(int id) {
+  STROBE_HOPPER_ASM("bar.arrive %0, %1;" ::"r"(id), "n"(threads) : "memory");
 }
 
 // The lane, read anew: what depends on it is then computed here and not kept in registers from before.
@@ -170,6 +187,12 @@ __device__ inline void hold(float (&values)[count]) {
   for (int i = 0; i < count; ++i) asm volatile("" : "+f"(values[i])::"memory");
 }
 
+// Stores four 8 x 8 matrices that lie as wgmma's sums do, packed: lane l names where row l % 8 of matrix l / 8 goes.
+__device__ inline void store_matrices(uint32_t address, const uint32_t (&matrices)[4]) {
+  STROBE_HOPPER_ASM("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(matrices[0]),
+                    "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])
+                    : "memory");
+}
 // Stores four 8 x 8 matrices that lie as wgmma's sums do, packed, each transposed: lane l names where column l % 8 of
 // matrix l / 8 becomes a row.
 __device__ inline void store_transposed(uint32_t address, const uint32_t (&matrices)[4]) {
