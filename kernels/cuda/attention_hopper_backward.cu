@@ -28,13 +28,14 @@ __global__ void __launch_bounds__(Shape::all_threads, 1) attention_backward(cons
     barrier_init(&memory.number_empty, Shape::warps + 1 + (Shape::bulk ? 1 : in_turns ? 2 : 0));
     for (uint64_t* one : {&memory.number_full, &memory.key_full, &memory.value_full, &memory.dquery_empty})
       barrier_init(one, 1);
-    for (uint64_t* each_warp : {&memory.keys_empty, &memory.dquery_full, &memory.turn_used}) {
+    for (uint64_t* each_warp : {&memory.keys_empty, &memory.scores_full, &memory.dquery_full, &memory.turn_used}) {
       barrier_init(each_warp, Shape::warps);
     }
     barrier_init(&memory.turn_open, 2);
     barrier_init_fence();
   }
   __syncthreads();
+  strobe::cuda::wait_for_earlier_kernels();
   const int group = uniform(static_cast<int>(threadIdx.x) / 128);
   if (group == Shape::groups) {
     give_registers<Shape::loader_registers>();
@@ -59,13 +60,13 @@ __global__ void __launch_bounds__(Shape::all_threads, 1) attention_backward(cons
 template <class F>
 auto dispatch_hopper(const AttentionArgs& args, F&& f) {
   const auto with_shape = [&]<class T, bool bulk>() {
+    if (args.head_dim <= 64) return f.template operator()<T, GradShape<64, 2, bulk ? 2 : 3, 2, true, bulk>, 64>();
     if (args.head_dim <= 96) return f.template operator()<T, GradShape<128, 1, 3, 2, false, bulk>, 96>();
     return f.template operator()<T, GradShape<128, 1, 3, 2, false, bulk>, 128>();
   };
   const auto with_type = [&]<class T>() {
     if (args.head_dim > 192) return f.template operator()<T, WideGradShape<256, 2, false>, 256>();
     if (args.head_dim > 128) return f.template operator()<T, WideGradShape<192, 3, true>, 192>();
-    if (args.head_dim <= 64) return f.template operator()<T, GradShape<64, 2, 3, 2, true, false>, 64>();
     return args.deterministic ? with_shape.template operator()<T, false>() : with_shape.template operator()<T, true>();
   };
   if (args.dtype == DType::bf16) return with_type.template operator()<bfloat16>();
@@ -83,13 +84,19 @@ GradParams grad_params(const char* operation, const AttentionGradArgs& grad,
   // About eight blocks of a head at the same time: those find its queries in the L2 cache, and in turns they wait
   // little.
   base.heads_together = std::min<int64_t>(gpu.multiprocessors / 8, args.batch * args.num_kv_heads);
-  if constexpr (!Shape::sums_dquery) {
+  const int64_t group_heads = args.num_heads / args.num_kv_heads;
+  const int64_t queries = std::max<int64_t>(args.seq_len_q, 1) * group_heads;
+  if constexpr (Shape::sums_dquery) {
+    // Queries, dout and the sums for dquery of all these heads shall stay in the L2 cache.
+    const int64_t bytes = queries * Shape::columns * (2 + 2 + 4);
+    base.heads_together = std::clamp<int64_t>(gpu.l2_bytes * 2 / 3 / bytes, 1, base.heads_together);
+  } else {
     // Nobody waits for a turn. Where blocks differ, those of some heads come in descending order of their work: of as
     // many as leave queries and dout room in the L2 cache.
-    const int64_t bytes = 4 * std::max<int64_t>(args.seq_len_q, 1) * args.head_dim * args.num_heads / args.num_kv_heads;
+    const int64_t bytes = queries * args.head_dim * (2 + 2);
     base.heads_together = std::clamp<int64_t>(args.causal ? (16 << 20) / bytes : 1, 1, base.heads_together);
   }
-  base.stores_first = base.deterministic;
+  base.stores_first = Shape::bulk || base.deterministic;
   const auto map = [&](const AttentionTensor& tensor, int64_t seq_len, int64_t num_heads, int rows) {
     return tensor_map(operation, tensor, args.dtype, args.batch, seq_len, num_heads, args.head_dim, rows);
   };
@@ -112,10 +119,10 @@ void launch_backward(const char* operation, const GradParams& params, const stro
   mma_attention_split_lse(args, base.table, stream);
   const auto grid = static_cast<unsigned>(std::min<int64_t>(base.blocks, gpu.multiprocessors));
   if constexpr (Shape::sums_dquery) {
-    strobe::cuda::launch(operation, attention_backward<T, Shape, head_dim>, grid, Shape::all_threads,
-                         grad_shared_bytes<Shape>, stream, params);
-    strobe::cuda::launch(operation, finish_backward<T, Shape>, grid_of(tiles), dim3(Shape::threads), Shape::query_bytes,
-                         stream, base);
+    strobe::cuda::launch_early(operation, attention_backward<T, Shape, head_dim>, grid, Shape::all_threads,
+                               grad_shared_bytes<Shape>, stream, params);
+    strobe::cuda::launch_early(operation, finish_backward<T, Shape>, grid_of(tiles), dim3(Shape::threads),
+                               Shape::query_bytes, stream, base);
   } else {
     const int64_t blocks = strobe::cuda::ceil_div(args.seq_len_q, Shape::block_queries) * args.batch * args.num_heads;
     strobe::cuda::launch(operation, attention_backward_keys<T, Shape, head_dim>, grid, Shape::all_threads,

@@ -73,6 +73,7 @@ struct GradMemory {
   uint64_t key_full, value_full, keys_empty;
   uint64_t query_full[Shape::query_stages], query_empty[Shape::query_stages];
   uint64_t dout_full[Shape::dout_stages], dout_empty[Shape::dout_stages];
+  uint64_t scores_full;                // and the dquery of the round before is multiplied
   uint64_t dquery_full, dquery_empty;  // Shape::bulk
   uint64_t turn_open, turn_used;       // in turns, otherwise
   int number;                          // of the next block of keys
@@ -206,7 +207,7 @@ __device__ inline void load_queries(const GradParams& params, GradMemory<Shape>&
     barrier_wait(&memory.number_empty, parity ^ 1);
     memory.number = number;
     barrier_arrive(&memory.number_full);
-    if (number >= base.blocks) return;
+    if (number >= base.blocks) return strobe::cuda::let_next_kernel_start();
     const KeyBlock<Shape> block(params, KeyPlace<Shape>(base, number));
     Step<Shape> step(base, block);
 #pragma unroll 1
@@ -249,11 +250,13 @@ __device__ inline void load_keys(const GradParams& params, GradMemory<Shape>& me
 }
 
 __device__ inline void fence_gpu() { STROBE_HOPPER_ASM("fence.acq_rel.gpu;" ::: "memory"); }
+__device__ inline int read_turn(const int* counter) {
+  int now = 0;
+  STROBE_HOPPER_ASM("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+  return now;
+}
 __device__ inline void wait_turn(const int* counter, int turn) {
-  int now = turn;
-  do {
-    STROBE_HOPPER_ASM("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
-  } while (now != turn);
+  while (read_turn(counter) != turn) continue;
   fence_gpu();
 }
 __device__ inline void end_turn(int* counter, int turn) {
@@ -291,37 +294,34 @@ __device__ inline void close_turns(const GradParams& params, GradMemory<Shape>& 
   });
 }
 
-// Shape::bulk: one thread adds what the warpgroups leave in memory.dquery, and keeps the order of turns. A turn ends
-// one step late, when its addition is over for certain.
+// Shape::bulk: one thread adds what the warpgroups leave in memory.dquery, in any order. Whoever comes first to a query
+// tile stores its part instead, so that nobody need write zeros before; the others wait for it. The counter of turns
+// tells how far this is.
 template <class Shape>
 __device__ inline void add_tiles(const GradParams& params, GradMemory<Shape>& memory) {
-  constexpr int bytes = Shape::dquery_floats * 4;
-  const bool in_turns = params.base.deterministic;
-  int* last_counter = nullptr;
-  int last_turn = 0;
+  constexpr int bytes = Shape::dquery_floats * 4, untouched = 0, begun = 1, stored = 2;
   for_each_step(params, memory, [&](const Step<Shape>& step, uint32_t parity) {
-    if (in_turns) {
-      wait_turn(params.base.turns + step.place, step.turn());
-      fence_async_proxy_all();
-    }
-    barrier_wait(&memory.dquery_full, parity);
+    int* const counter = params.base.turns + step.place;
     float* const sums = params.base.dquery + int64_t{step.place} * Shape::dquery_floats;
-    if (in_turns && step.turn() == 0) {
+    const bool was_stored = read_turn(counter) == stored;  // asked before it matters
+    if (was_stored) fence_gpu();
+    barrier_wait(&memory.dquery_full, parity);
+    const bool stores = !was_stored && atomicCAS(counter, untouched, begun) == untouched;
+    if (stores) {
       bulk_store(sums, memory.dquery, bytes);
     } else {
+      if (!was_stored) wait_turn(counter, stored);
+      fence_async_proxy_all();
       bulk_add(sums, memory.dquery, bytes);
     }
     bulk_commit();
     bulk_wait_read<0>();
     barrier_arrive(&memory.dquery_empty);
-    if (!in_turns) return;
-    bulk_wait<1>();
-    if (last_counter != nullptr) end_turn(last_counter, last_turn);
-    last_counter = params.base.turns + step.place;
-    last_turn = step.turn();
+    if (!stores) return;
+    bulk_wait<0>();
+    end_turn(counter, begun);
   });
   bulk_wait<0>();
-  if (last_counter != nullptr) end_turn(last_counter, last_turn);
 }
 
 }  // namespace strobe::kernels::cuda::hopper

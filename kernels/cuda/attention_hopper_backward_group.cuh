@@ -176,9 +176,14 @@ struct GroupProgress {
   int rounds = 0;
 };
 
+// Where dquery of a query tile is summed, and whose turn it is to add.
+struct QueryPlace {
+  int place, turn;
+};
+
 // Adds what a warpgroup has of dquery of a query tile.
 template <class Shape>
-__device__ inline void add_dquery(const BackwardParams& params, GradMemory<Shape>& memory, const Step<Shape>& step,
+__device__ inline void add_dquery(const BackwardParams& params, GradMemory<Shape>& memory, const QueryPlace& at,
                                   uint32_t parity, const float (&dquery)[32]) {
   const auto four = [&](int n) {
     return float4{dquery[4 * n], dquery[4 * n + 1], dquery[4 * n + 2], dquery[4 * n + 3]};
@@ -192,9 +197,9 @@ __device__ inline void add_dquery(const BackwardParams& params, GradMemory<Shape
     WholeWarp::arrive(&memory.dquery_full);
     return;
   }
-  float* const to = params.dquery + int64_t{step.place} * Shape::dquery_floats + lane_floats * threadIdx.x;
+  float* const to = params.dquery + int64_t{at.place} * Shape::dquery_floats + lane_floats * threadIdx.x;
   if (params.deterministic) barrier_wait(&memory.turn_open, parity);
-  if (params.deterministic && step.turn() == 0) {
+  if (params.deterministic && at.turn == 0) {
 #pragma unroll
     for (int n = 0; n < 8; ++n) reinterpret_cast<float4*>(to)[n * Shape::threads] = four(n);
   } else {
@@ -209,8 +214,10 @@ __device__ inline void add_dquery(const BackwardParams& params, GradMemory<Shape
 
 // One warpgroup: its 64 keys of a block that some query sees. Products are started before the results of earlier ones
 // are worked on, so that the tensor cores are not idle: dS is computed beside dvalue and the next S, what leaves for
-// dquery beside dkey, exponentials beside dkey and the next dP. A round begins after the exponentials, when no product
-// is under way: ptxas gives up where products last from one round of a loop to the next.
+// dquery beside dkey, exponentials beside dkey and the next dP. dquery is that of the round before, so that neither
+// warpgroup waits for the other's dS; in the first round it is made of what lies there, and not used, since ptxas takes
+// no product within an if. A round begins after the exponentials, when no product is under way: ptxas gives up where
+// products last from one round of a loop to the next.
 template <class T, class Shape, int head_dim>
 __device__ inline void multiply_tiles(const GradParams& params, GradMemory<Shape>& memory, const KeyBlock<Shape>& block,
                                       int group, GroupProgress<Shape>& progress,
@@ -260,7 +267,8 @@ __device__ inline void multiply_tiles(const GradParams& params, GradMemory<Shape
   wgmma_wait<0>();
   hold(state.dscores);
 
-  const auto round = [&](auto last_round) {
+  QueryPlace before = {};
+  const auto round = [&](int i, auto last_round) {
     constexpr bool more = !decltype(last_round)::value;
     const int score_stage = rounds % Shape::score_stages;
     Ring<Shape::query_stages> next = queries;
@@ -285,6 +293,7 @@ __device__ inline void multiply_tiles(const GradParams& params, GradMemory<Shape
         douts.advance();
       }
       state.pack_all(state.packed, state.dscores);
+      if (i > 0 && part == 0) barrier_wait(&memory.scores_full, (rounds ^ 1) & 1);
       const uint32_t store =
           shared_address(memory.scores[score_stage]) +
           static_cast<uint32_t>(Shape::score_store_at(group, static_cast<int>(threadIdx.x) % 128 / 32, fresh_lane()));
@@ -292,23 +301,23 @@ __device__ inline void multiply_tiles(const GradParams& params, GradMemory<Shape
       for (int n = 0; n < state.part_steps; ++n) {
         store_transposed(store + static_cast<uint32_t>(Shape::score_step(part, n)), state.packed[n]);
       }
-      if (last_part) {
-        fence_async_proxy();
-        barrier_groups<Shape::threads>();
-        state.start_dquery(score_stage, group);
-      }
+      if (last_part) fence_async_proxy();
+      if (part == 0) state.start_dquery(score_stage ^ 1, group);
       state.start_dkey(queries.stage, part);
-      if (last_part) {
+      if (part == 0) {
         wgmma_wait<1>();
         hold(state.dquery);
-        if (!more) WholeWarp::arrive(&memory.keys_empty);
-        add_dquery<Shape>(base, memory, step, rounds & 1, state.dquery);
+      }
+      if (last_part) WholeWarp::arrive(&memory.scores_full);
+      if (i > 0 && part == 0) add_dquery<Shape>(base, memory, before, (rounds ^ 1) & 1, state.dquery);
+      if (last_part) {
         ++rounds;
         if (!more) break;
       }
       uint64_t* const query_empty = &memory.query_empty[queries.stage];
       if (last_part) {
         queries = next;
+        before = {step.place, step.turn()};
         step.advance(base);
         barrier_wait(&memory.dout_full[douts.stage], douts.parity);
       }
@@ -326,13 +335,19 @@ __device__ inline void multiply_tiles(const GradParams& params, GradMemory<Shape
     }
   };
 #pragma unroll 1
-  for (int i = 1; i < block.steps; ++i) round(std::false_type());
-  round(std::true_type());
+  for (int i = 0; i < block.steps - 1; ++i) round(i, std::false_type());
+  round(block.steps - 1, std::true_type());
   wgmma_wait<0>();
   hold(state.dkey);
   hold(state.dvalue);
   WholeWarp::arrive(&memory.query_empty[queries.stage]);
   queries.advance();
+  barrier_wait(&memory.scores_full, (rounds ^ 1) & 1);
+  state.start_dquery((rounds ^ 1) & 1, group);
+  wgmma_wait<0>();
+  hold(state.dquery);
+  WholeWarp::arrive(&memory.keys_empty);
+  add_dquery<Shape>(base, memory, {step.place, step.turn()}, (rounds ^ 1) & 1, state.dquery);
 }
 
 // Writes a warp's 16 rows of dkey or dvalue, from first_row on, by way of its part of shared memory.

@@ -175,10 +175,13 @@ template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::threads) finish_backward(const __grid_constant__ BackwardParams params) {
   using Tile = SwizzledTile<Shape::columns>;
   extern __shared__ __align__(1024) char shared[];
+  strobe::cuda::wait_for_earlier_kernels();
   const AttentionArgs& args = params.grad.forward;
-  const int64_t index = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
+  const int64_t number = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
   const int64_t query_tiles = params.table.query_tiles;
-  if (index >= query_tiles * args.batch * args.num_heads) return;
+  // The last heads come first: the main kernel left those in the L2 cache.
+  const int64_t index = query_tiles * args.batch * args.num_heads - 1 - number;
+  if (index < 0) return;
   const int64_t matrix = index / query_tiles;
   const int64_t head = matrix % args.num_heads;
   const SequencePair pair(args, matrix / args.num_heads);

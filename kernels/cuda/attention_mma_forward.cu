@@ -1,5 +1,7 @@
 // Attention forward on tensor cores: FlashAttention-2 (Dao 2023), algorithm 1. A block owns some queries of a head,
 // each warp 16 or 32 of them, and nothing but keys and values is shared between warps.
+#include <algorithm>
+
 #include "strobe/kernels/cuda/attention_mma.cuh"
 #include "strobe/kernels/cuda/attention_mma.h"
 
@@ -43,10 +45,26 @@ struct ForwardTile {
   static constexpr int shared_bytes(int stages) { return query_bytes + stages * 2 * key_bytes; }
 };
 
-// `general`: with softcap, ALiBi or dropout, or to split large lse.
+// Whether a query of a block has an lse that is to be split. All threads take part.
+template <class Shape>
+__device__ inline bool has_large_lse(const ForwardParams& params, int64_t first, int64_t stride) {
+  const AttentionArgs& args = params.args;
+  bool large = false;
+#pragma unroll 2
+  for (int64_t index = first; index < params.blocks; index += stride) {
+    const int64_t matrix = index / params.query_blocks;
+    const SequencePair pair(args, matrix / args.num_heads);
+    const int64_t row = ((matrix + 1) * params.query_blocks - 1 - index) * Shape::queries + threadIdx.x;
+    if (threadIdx.x >= Shape::queries || row >= pair.seq_len_q) continue;
+    const float lse = fabsf(static_cast<const float*>(args.lse)[pair.lse_offset(args, matrix % args.num_heads) + row]);
+    large |= lse > exact_lse && lse < std::numeric_limits<float>::infinity();
+  }
+  return __syncthreads_or(large);
+}
+
+// One block of queries.
 template <class T, int columns, bool general>
-__global__ void __launch_bounds__(ForwardTile<columns, general>::threads, ForwardTile<columns, general>::blocks_at_once)
-    attention_forward(const __grid_constant__ ForwardParams params) {
+__device__ inline void attend(const ForwardParams& params, int64_t index) {
   using Shape = ForwardTile<columns, general>;
   using Tile = SwizzledTile<columns>;
   constexpr int R = Shape::row_tiles;
@@ -56,8 +74,6 @@ __global__ void __launch_bounds__(ForwardTile<columns, general>::threads, Forwar
   extern __shared__ __align__(1024) char shared[];
 
   const AttentionArgs& args = params.args;
-  const int64_t index = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
-  if (index >= params.blocks) return;
   const int64_t matrix = index / params.query_blocks;  // batch * num_heads + head
   const int64_t batch = matrix / args.num_heads, head = matrix - batch * args.num_heads;
   const int64_t kv_head = head / params.group_heads;
@@ -69,11 +85,7 @@ __global__ void __launch_bounds__(ForwardTile<columns, general>::threads, Forwar
   if (first_query >= seq_len_q) return;
   float* const lse = static_cast<float*>(args.lse) + pair.lse_offset(args, head);
   const bool splits_lse = general && params.table.data != nullptr;
-  if (splits_lse) {
-    const int row = first_query + static_cast<int>(threadIdx.x);
-    const float given = threadIdx.x < Shape::queries && row < seq_len_q ? fabsf(lse[row]) : 0.0f;
-    if (!__syncthreads_or(given > exact_lse && given < infinity)) return;
-  }
+  if (splits_lse && !has_large_lse<Shape>(params, index, params.blocks)) return;
 
   const auto query = query_view<const T>(args, args.query, pair, head, params.query_vectors);
   const auto key = key_view<const T>(args, args.key, pair, kv_head, params.key_vectors);
@@ -379,6 +391,23 @@ __global__ void __launch_bounds__(ForwardTile<columns, general>::threads, Forwar
   store_rows<T, columns, Shape::warp_rows>(query_tile, warp * Shape::warp_rows, result, warp_query, lane);
 }
 
+// `general`: with softcap, ALiBi or dropout, or to split large lse. A grid that splits is small: it has little to find.
+template <class T, int columns, bool general>
+__global__ void __launch_bounds__(ForwardTile<columns, general>::threads, ForwardTile<columns, general>::blocks_at_once)
+    attention_forward(const __grid_constant__ ForwardParams params) {
+  int64_t index = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
+  if (index >= params.blocks) return;
+  if constexpr (!general) return attend<T, columns, general>(params, index);
+  const bool splits_lse = params.table.data != nullptr;
+  if (splits_lse && !has_large_lse<ForwardTile<columns, general>>(params, index, gridDim.x)) return;
+#pragma unroll 1
+  do {
+    attend<T, columns, general>(params, index);
+    __syncthreads();
+    index += gridDim.x;
+  } while (splits_lse && index < params.blocks);
+}
+
 // Calls f<T, columns, general>().
 template <class F>
 auto dispatch_forward(const AttentionArgs& args, bool splits_lse, F&& f) {
@@ -393,20 +422,21 @@ void launch_forward(const AttentionArgs& args, const RowTable& table, const Stre
     using Shape = ForwardTile<columns, general>;
     const int64_t query_blocks = strobe::cuda::ceil_div(args.seq_len_q, Shape::queries);
     const int64_t blocks = query_blocks * args.batch * args.num_heads;
-    const int shared_limit = strobe::cuda::device_properties(stream.device).shared_bytes_per_block;
+    const strobe::cuda::DeviceProperties& gpu = strobe::cuda::device_properties(stream.device);
     const ForwardParams params{args,
                                ScoreFunction<float>(args),
                                dropout_of(args),
                                query_blocks,
                                blocks,
                                args.num_heads / args.num_kv_heads,
-                               Shape::shared_bytes(2) <= shared_limit ? 2 : 1,
+                               Shape::shared_bytes(2) <= gpu.shared_bytes_per_block ? 2 : 1,
                                rows_are_vectors(args.query),
                                rows_are_vectors(args.key),
                                rows_are_vectors(args.value),
                                rows_are_vectors(args.out),
                                table};
-    strobe::cuda::launch("flash_attention_forward", attention_forward<T, columns, general>, grid_of(blocks),
+    strobe::cuda::launch("flash_attention_forward", attention_forward<T, columns, general>,
+                         grid_of(table.data == nullptr ? blocks : std::min<int64_t>(blocks, 2 * gpu.multiprocessors)),
                          dim3(Shape::threads), Shape::shared_bytes(params.stages), stream, params);
   });
 }

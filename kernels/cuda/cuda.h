@@ -50,10 +50,11 @@ struct DeviceProperties {
 // Looked up once. Throws as ActiveDevice does.
 const DeviceProperties& device_properties(Device device);
 
-// Queues kernel(args...) on the stream. An empty grid launches nothing.
+namespace detail {
+
 template <class... Params>
 void launch(const char* operation, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
-            const Stream& stream, std::type_identity_t<Params>... args) {
+            const Stream& stream, bool early, Params&... args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
   const ActiveDevice active(stream.device);
   constexpr size_t always_allowed = 40 * 1024;  // beside what a kernel declares, 48 KiB together
@@ -63,8 +64,43 @@ void launch(const char* operation, void (*kernel)(Params...), dim3 grid, dim3 bl
         operation);
   }
   void* pointers[] = {&args..., nullptr};
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared_bytes;
+  config.stream = cuda_stream(stream), config.attrs = &attribute, config.numAttrs = early ? 1 : 0;
   // Unlike <<<>>> and cudaGetLastError, this reports no error that the caller left behind.
-  check_cuda(cudaLaunchKernel(kernel, grid, block, pointers, shared_bytes, cuda_stream(stream)), operation);
+  check_cuda(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), pointers), operation);
+}
+
+}  // namespace detail
+
+// Queues kernel(args...) on the stream. An empty grid launches nothing.
+template <class... Params>
+void launch(const char* operation, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
+            const Stream& stream, std::type_identity_t<Params>... args) {
+  detail::launch(operation, kernel, grid, block, shared_bytes, stream, false, args...);
+}
+// The same for a kernel all of whose threads call wait_for_earlier_kernels: its blocks may start before the kernel that
+// was queued last is over, from compute capability 9.0 on.
+template <class... Params>
+void launch_early(const char* operation, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
+                  const Stream& stream, std::type_identity_t<Params>... args) {
+  detail::launch(operation, kernel, grid, block, shared_bytes, stream, true, args...);
+}
+
+// Returns when the kernels queued earlier are over and what they wrote is visible.
+__device__ inline void wait_for_earlier_kernels() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// From here on, this block does not keep blocks of a kernel launched early from starting.
+__device__ inline void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

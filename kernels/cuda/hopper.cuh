@@ -33,9 +33,6 @@ __device__ inline void barrier_expect(uint64_t* barrier, int bytes) {
 // Returns when the phase of this parity is over. No phase may end unseen: one that waits must be among those whose
 // arrival lets the next phase begin.
 __device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
-#ifdef STROBE_BARRIER_WATCHDOG
-  if (STROBE_BARRIER_WATCHDOG(barrier, parity)) return;
-#endif
   STROBE_HOPPER_ASM(
       "{\n.reg .pred done;\nWAIT:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra WAIT;\n}\n" ::
           "r"(shared_address(barrier)),
