@@ -125,12 +125,19 @@ TEST_CASE("cuda attention: errors at most twice those of unfused attention" * ne
   for (const DType dtype : {DType::bf16, DType::f16}) {
     for (const int64_t dim : {32, 64, 96, 128, 192, 256}) {
       for (const bool causal : {false, true}) {
-        GpuAttention attention({.seq_q = 300, .seq_k = 300, .dim = dim, .dtype = dtype, .options = {.causal = causal}},
-                               random);
-        INFO("dim ", dim, " causal ", causal);
-        const AttentionValues exact = attention.reference(), unfused = attention.reference(dtype);
-        for_each_kernel(
-            dtype, [&](AttentionKernel kernel) { check_rounds_like_unfused(attention.run(kernel), exact, unfused); });
+        for (const auto& [seq_q, seq_k, heads] : {std::array<int64_t, 3>{300, 300, 1}, {129, 172, 2}, {128, 173, 2}}) {
+          GpuAttention attention({.seq_q = seq_q,
+                                  .seq_k = seq_k,
+                                  .heads = heads,
+                                  .dim = dim,
+                                  .dtype = dtype,
+                                  .options = {.causal = causal}},
+                                 random);
+          INFO("dim ", dim, " causal ", causal, " seq_len ", seq_q, " ", seq_k);
+          const AttentionValues exact = attention.reference(), unfused = attention.reference(dtype);
+          for_each_kernel(
+              dtype, [&](AttentionKernel kernel) { check_rounds_like_unfused(attention.run(kernel), exact, unfused); });
+        }
       }
     }
   }
