@@ -26,6 +26,7 @@ struct Options {
   std::vector<int64_t> seq_lens{1024, 2048, 4096, 8192, 16384};
   int64_t head_dim = 64;
   std::string dtype = "bf16";
+  std::string kernel = "auto";
   bool run = false;
   bool deterministic = false;
   std::string measured, svg, tile_svg;
@@ -42,6 +43,9 @@ std::optional<Options> parse(int argc, const char* const* argv) {
   app.add_option("--dtype", o.dtype, "Of inputs and results")
       ->check(choice({"f32", "bf16", "f16"}))
       ->type_name("f32|bf16|f16");
+  app.add_option("--kernel", o.kernel, "Path of tiled attention on the GPU; auto: the fastest for the case")
+      ->check(choice({"auto", "portable", "mma", "hopper"}))
+      ->type_name("auto|portable|mma|hopper");
   CLI::Option* const run = app.add_flag("--run", o.run, "Run each case once on the GPU, for ncu to count");
   app.add_flag("--deterministic", o.deterministic,
                "With --run: gradients summed in a fixed order, which costs bytes that are not counted")
@@ -67,7 +71,7 @@ std::optional<Options> parse(int argc, const char* const* argv) {
 
 // The tile of the kernel that would run: the GPU's own answer, and where there is none what the kernels for 16-bit
 // dtypes take on large GPUs.
-void set_tile(IoCase& c) {
+void set_tile(IoCase& c, strobe::AttentionKernel kernel) {
   const strobe::Device gpu = strobe::Device::cuda();
   strobe::kernels::AttentionTile tile{.queries = 128, .keys = 128};
   if (strobe::cuda_available()) {
@@ -86,7 +90,8 @@ void set_tile(IoCase& c) {
                                             .num_kv_heads = c.num_heads,
                                             .head_dim = c.head_dim,
                                             .dtype = c.dtype,
-                                            .softmax_scale = 1},
+                                            .softmax_scale = 1,
+                                            .kernel = kernel},
                                            c.backward, gpu);
   }
   c.tile_queries = tile.queries;
@@ -105,7 +110,7 @@ std::vector<IoCase> cases_of(const Options& o) {
                                               .num_heads = std::max<int64_t>(1, 2048 / o.head_dim),
                                               .head_dim = o.head_dim,
                                               .dtype = dtypes.at(o.dtype)});
-        if (method == Method::tiled) set_tile(c);
+        if (method == Method::tiled) set_tile(c, attention_kernels.at(o.kernel));
       }
     }
   }
@@ -222,7 +227,7 @@ void run_all(const Options& o) {
     strobe::require_device("--run", strobe::Device::cuda());
     const strobe::DeviceGuard device(strobe::Device::cuda());
     strobe::seed(1);
-    return run_cases(cases_of(o), o.deterministic);
+    return run_cases(cases_of(o), {.kernel = attention_kernels.at(o.kernel), .deterministic = o.deterministic});
   }
   std::vector<MeasuredCase> rows;
   if (o.measured.empty()) {

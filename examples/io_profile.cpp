@@ -22,14 +22,13 @@ Tensor sweep(const Tensor& x) { return relu(x); }
 constexpr std::string_view sweep_kernel = "Relu";
 constexpr int64_t sweep_elements = int64_t{1} << 26;  // 256 MiB in, as much out: several times any L2
 
-void run_case(const IoCase& c, bool deterministic, const Tensor& other_data) {
+void run_case(const IoCase& c, const AttentionOptions& options, const Tensor& other_data) {
   const auto random = [&] { return normal({c.batch, c.seq_len, c.num_heads, c.head_dim}, 0, 1, c.dtype); };
   const Tensor query = random(), key = random(), value = random(), dout = random();
   if (c.backward) {
     for (const Tensor& x : {query, key, value}) x.set_requires_grad();
   }
   const auto forward = [&] {
-    const AttentionOptions options{.deterministic = deterministic};
     return c.method == Method::tiled ? flash_attention(query, key, value, options)
                                      : standard_attention(query, key, value, options);
   };
@@ -161,10 +160,10 @@ IoCase case_of(const std::string& line) {
           .tile_keys = number(8, tiled ? 1 : 0)};
 }
 
-void run_cases(const std::vector<IoCase>& cases, bool deterministic) {
+void run_cases(const std::vector<IoCase>& cases, const AttentionOptions& options) {
   const Tensor other_data = zeros({sweep_elements});
   for (const IoCase& c : cases) {
-    run_case(c, deterministic, other_data);
+    run_case(c, options, other_data);
     release_cached_memory();
     fmt::print("{}\n", line_of(c));
     flush_output();

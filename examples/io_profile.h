@@ -16,7 +16,7 @@ IoCase case_of(const std::string& line);
 
 // Runs each case once and prints its line. Between cases the L2 is filled with other data, so that each begins with its
 // inputs, and ends with its results, in device memory.
-void run_cases(const std::vector<IoCase>& cases, bool deterministic);
+void run_cases(const std::vector<IoCase>& cases, const strobe::AttentionOptions& options);
 
 struct MeasuredCase {
   IoCase what;

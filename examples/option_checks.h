@@ -24,6 +24,11 @@ inline const std::map<std::string, strobe::DType> dtypes{{"f32", strobe::DType::
                                                          {"f64", strobe::DType::f64},
                                                          {"bf16", strobe::DType::bf16},
                                                          {"f16", strobe::DType::f16}};
+inline const std::map<std::string, strobe::AttentionKernel> attention_kernels{
+    {"auto", strobe::AttentionKernel::auto_select},
+    {"portable", strobe::AttentionKernel::portable},
+    {"mma", strobe::AttentionKernel::mma},
+    {"hopper", strobe::AttentionKernel::hopper}};
 
 template <class... Args>
 void require(bool condition, fmt::format_string<Args...> format, Args&&... args) {

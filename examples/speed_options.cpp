@@ -10,11 +10,6 @@ using strobe::AttentionKernel;
 using strobe::Device;
 using strobe::DType;
 
-const std::map<std::string, AttentionKernel> kernels{{"auto", AttentionKernel::auto_select},
-                                                     {"portable", AttentionKernel::portable},
-                                                     {"mma", AttentionKernel::mma},
-                                                     {"hopper", AttentionKernel::hopper}};
-
 void check_memory(const SpeedOptions& o) {
   const double memory = static_cast<double>(strobe::memory_limit());
   for (const int64_t seq_len : o.seq_lens) {
@@ -121,7 +116,7 @@ std::optional<SpeedOptions> parse_speed_options(int argc, const char* const* arg
     }
   }
   o.dtype = dtypes.at(dtype);
-  o.path = kernels.at(o.kernel);
+  o.path = attention_kernels.at(o.kernel);
   if (!gpu) check_memory(o);
   check_kernel(o);
   return o;
