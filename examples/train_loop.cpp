@@ -245,16 +245,7 @@ class Loop {
   bool evaluate_now() {
     const std::optional<double> loss = evaluate(training_.model, data_.split.validation, windows_, o_);
     if (!loss) return false;
-    if (!std::isfinite(*loss)) {
-      const std::vector<int64_t> first{windows_.front()};
-      training_.model.training = false;
-      throw Error(fmt::format(
-          "step {}: after the update the validation loss is not finite; first non-finite tensor: {}; stopped, "
-          "checkpoints are as they were (a lower --lr may help)",
-          done_.step,
-          first_non_finite(training_.model, {batch_at(data_.split.validation, first, o_.context)})
-              .value_or("unknown")));
-    }
+    require_finite(*loss);
     done_.evaluated_step = done_.step;
     nlohmann::ordered_json line{{"step", done_.step}, {"validation_loss", *loss}, {"perplexity", std::exp(*loss)}};
     if (bytes_per_token_) line["bits_per_byte"] = *loss / std::numbers::ln2 / *bytes_per_token_;
@@ -267,7 +258,30 @@ class Loop {
     return best;
   }
 
+  // One window of the held-out part tells whether the last update ruined the weights. Its own loss and gradients were
+  // finite, and a checkpoint of such weights would take the place of one that training can go on from.
+  void check_weights() {
+    const NoGrad no_grad;
+    training_.model.training = false;
+    const Batch batch = first_window();
+    require_finite(cross_entropy(training_.model(batch.tokens), batch.targets).item<double>());
+    training_.model.training = true;
+  }
+  Batch first_window() const {
+    const std::vector<int64_t> first{windows_.front()};
+    return batch_at(data_.split.validation, first, o_.context);
+  }
+  void require_finite(double validation_loss) {
+    if (std::isfinite(validation_loss)) return;
+    training_.model.training = false;
+    throw Error(fmt::format(
+        "step {}: after the update the validation loss is not finite; first non-finite tensor: {}; stopped, "
+        "checkpoints are as they were (a lower --lr may help)",
+        done_.step, first_non_finite(training_.model, {first_window()}).value_or("unknown")));
+  }
+
   void save(bool best) {
+    if (done_.evaluated_step != done_.step) check_weights();
     metrics_.sync();
     const Checkpoint checkpoint = to_checkpoint(training_, o_, data_);
     folder_.require_there();

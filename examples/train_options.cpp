@@ -186,6 +186,8 @@ TrainOptions complete(const Command& command) {
     o.warmup_steps = 0;
   } else if (!given("warmup-steps")) {
     o.warmup_steps = std::min(o.warmup_steps, o.steps / 10);
+  } else if (o.warmup_steps > o.steps && command.flags.contains("steps") && !command.flags.contains("warmup-steps")) {
+    o.warmup_steps = o.steps / 10;  // a preset or a file means longer runs
   }
   require(o.warmup_steps <= o.steps, "--warmup-steps: {} given, expected at most --steps {}", o.warmup_steps, o.steps);
   if (o.schedule == "wsd" && o.decay_steps == 0) o.decay_steps = std::min(o.steps / 5, o.steps - o.warmup_steps);

@@ -223,25 +223,34 @@ refuses_run() { # refuses_run NAME PATTERN OPTIONS...: the run in "run" is as it
 refuses_run "a folder that holds a run" '--out run: holds a run, expected --resume to go on with it, --overwrite to replace it'
 refuses_run "bad input deletes nothing" 'expected a divisor of --embed-dim' --overwrite --heads 3
 refuses_run "bad text deletes nothing" 'empty is empty' --overwrite --data empty
-train --data text --optimizer sgd --lr 1e30 --grad-clip 0 --steps 20 --eval-interval 20 --save-interval 1 --out wild >stdout 2>stderr
+wild=(--optimizer sgd --grad-clip 0 --eval-interval 100)
+train --data text "${wild[@]}" --lr 1e30 --steps 20 --save-interval 20 --out wild >stdout 2>stderr
 status=$?
 if ((status == 1)) && grep -qE 'step 2: .* not finite, the update was not made; first non-finite tensor: output of linear with h.0.attn.qkv.weight' stderr; then pass; else
   fail "non-finite loss: status $status, $(head -c 500 stderr)"
 fi
-train --data text --optimizer sgd --lr 1e30 --grad-clip 0 --steps 1 --out wilder >stdout 2>stderr
+train --data text "${wild[@]}" --steps 1 --out wild --overwrite >stdout 2>stderr
+train --resume --out wild --lr 1e30 --steps 2 --save-interval 20 >stdout 2>stderr
 status=$?
-if ((status == 1)) && grep -qE 'step 1: after the update the validation loss is not finite' stderr; then pass; else
+if ((status == 1)) && grep -qE 'step 2: after the update the validation loss is not finite' stderr; then pass; else
   fail "non-finite validation loss: status $status, $(head -c 500 stderr)"
 fi
-check "non-finite loss: the checkpoint of before is there" test "$(readlink wild/checkpoints/last)" = step-00000001
-train --resume --out wild --steps 4 --skip-non-finite >stdout 2>stderr
-check "steps that are left out are counted" grep -q '^step 4: the loss is not finite.*; left out, 3 so far$' stdout
-train --resume --out wild --steps 40 --skip-non-finite --save-interval 1 --eval-interval 100 --keep 2 >stdout 2>stderr
+train --resume --out wild --lr 1e30 --steps 20 --save-interval 1 >stdout 2>stderr
+status=$?
+if ((status == 1)) && grep -qE 'step 2: after the update the validation loss is not finite' stderr; then pass; else
+  fail "ruined weights: status $status, $(head -c 500 stderr)"
+fi
+train --resume --out wild --lr 1e30 --steps 4 --save-interval 20 --skip-non-finite >stdout 2>stderr
+check "steps that are left out are counted" grep -q '^step 4: the loss is not finite.*; left out, 2 so far$' stdout
+train --resume --out wild --lr 1e30 --steps 40 --save-interval 50 --skip-non-finite >stdout 2>stderr
 status=$?
 if ((status == 1)) && grep -q '^train_gpt: step .*, the last of 20 in a row; stopped, checkpoints are as they were' stderr; then pass; else
   fail "too many steps left out: status $status, $(head -c 500 stderr)"
 fi
-check "and none of them drives a checkpoint away" test -d wild/checkpoints/step-00000001
+check "the checkpoint of before is there" test "$(readlink wild/checkpoints/last)" = step-00000001
+check "and training goes on from it" train --resume --out wild --lr 1e-3 --steps 3 --save-interval 1
+train --data text --steps 40 --warmup-steps 9 --out lengthy >stdout 2>&1
+check "a file's warm-up yields to fewer steps" train --config lengthy/config.toml --steps 3 --out brief
 
 # A full disk while saving: here the largest file the process may write is smaller than the checkpoint.
 cp -r run full
