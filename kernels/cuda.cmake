@@ -81,13 +81,19 @@ function(strobe_add_cuda library)
     target_compile_options(${library} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>)
   endif()
   if(CMAKE_CUDA_ARCHITECTURES MATCHES "90a")
-    set_source_files_properties(
-      ${PROJECT_SOURCE_DIR}/kernels/cuda/attention_hopper_forward.cu ${PROJECT_SOURCE_DIR}/kernels/cuda/attention_hopper_backward.cu
-      TARGET_DIRECTORY ${library} PROPERTIES COMPILE_DEFINITIONS STROBE_CUDA_HOPPER COMPILE_OPTIONS -Xptxas=-warn-spills)
-    # What makes these kernels slow stops the build: spills (a warning, thus an error) and serialized products.
-    set_property(TARGET ${library} PROPERTY CUDA_COMPILER_LAUNCHER
-                                            ${PROJECT_SOURCE_DIR}/kernels/cuda/refuse_serialized.sh
-                                            ${CMAKE_CUDA_COMPILER_LAUNCHER})
+    set(hopper_sources ${PROJECT_SOURCE_DIR}/kernels/cuda/attention_hopper_forward.cu
+                       ${PROJECT_SOURCE_DIR}/kernels/cuda/attention_hopper_backward.cu)
+    set_source_files_properties(${hopper_sources} TARGET_DIRECTORY ${library} PROPERTIES COMPILE_DEFINITIONS
+                                                                                         STROBE_CUDA_HOPPER)
+    # What makes these kernels slow stops the build: spills (a warning, thus an error) and serialized products. Older
+    # compilers cannot avoid them, and what they build is slower but right.
+    if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0)
+      set_source_files_properties(${hopper_sources} TARGET_DIRECTORY ${library} PROPERTIES COMPILE_OPTIONS
+                                                                                           -Xptxas=-warn-spills)
+      set_property(TARGET ${library} PROPERTY CUDA_COMPILER_LAUNCHER
+                                              ${PROJECT_SOURCE_DIR}/kernels/cuda/refuse_serialized.sh
+                                              ${CMAKE_CUDA_COMPILER_LAUNCHER})
+    endif()
   endif()
   target_link_libraries(${library} PRIVATE CUDA::cudart_static CUDA::cublasLt)
 endfunction()

@@ -83,7 +83,7 @@ GradParams grad_params(const char* operation, const AttentionGradArgs& grad,
                " bytes given, expected ", bytes);
   // About eight blocks of a head at the same time: those find its queries in the L2 cache, and in turns they wait
   // little.
-  base.heads_together = std::min<int64_t>(gpu.multiprocessors / 8, args.batch * args.num_kv_heads);
+  base.heads_together = std::min<int64_t>(std::max(gpu.multiprocessors / 8, 1), args.batch * args.num_kv_heads);
   const int64_t group_heads = args.num_heads / args.num_kv_heads;
   const int64_t queries = std::max<int64_t>(args.seq_len_q, 1) * group_heads;
   if constexpr (Shape::sums_dquery) {

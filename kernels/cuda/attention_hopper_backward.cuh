@@ -1,7 +1,7 @@
 // Attention backward on Hopper (FlashAttention-3, Shah et al. 2024, section 3): a block draws 128 keys of a kv head
-// after the other and visits the queries that see them. One thread has tiles brought by TMA, two warpgroups of 64 keys
-// multiply them by wgmma. Scores are computed transposed, so that P and dS are operands of dvalue and dkey as they lie
-// in registers.
+// after the other and visits the queries that see them. Two threads have tiles brought by TMA, two warpgroups of 64
+// keys multiply them by wgmma. Scores are computed transposed, so that P and dS are operands of dvalue and dkey as they
+// lie in registers.
 #pragma once
 
 #include "strobe/kernels/cuda/attention_mma_backward.cuh"

@@ -83,7 +83,7 @@ void launch(const char* operation, void (*kernel)(Params...), dim3 grid, dim3 bl
   detail::launch(operation, kernel, grid, block, shared_bytes, stream, false, args...);
 }
 // The same for a kernel all of whose threads call wait_for_earlier_kernels: its blocks may start before the kernel that
-// was queued last is over, from compute capability 9.0 on.
+// was queued last is over, from compute capability 9.0 on. Its code must be for 9.0 or newer: older code does not wait.
 template <class... Params>
 void launch_early(const char* operation, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
                   const Stream& stream, std::type_identity_t<Params>... args) {

@@ -14,21 +14,6 @@ inline constexpr int elementwise_threads = 256;
 template <class T>
 inline constexpr int pack_width = 16 / static_cast<int>(sizeof(T));
 
-template <class T>
-using FullPack = Pack<T, pack_width<T>>;
-
-// Element i and those behind it, up to a full pack or to `size`; in one access if `packed`.
-template <class T>
-__device__ inline FullPack<T> load_elements(const T* x, int64_t i, int64_t size, bool packed) {
-  if (packed && i + pack_width<T> <= size) return load_pack<T, pack_width<T>>(x + i);
-  FullPack<T> pack{};
-#pragma unroll
-  for (int j = 0; j < pack_width<T>; ++j) {
-    if (i + j < size) pack[j] = x[i + j];
-  }
-  return pack;
-}
-
 // The first element of pack number `pack` of the `packs` that this thread handles.
 template <class T, int packs>
 __device__ inline int64_t first_element(int pack = 0) {

@@ -66,9 +66,16 @@ __device__ void write_total(T* out, Value* partial, const Problem& problem, int6
   }
 }
 
+// Blocks of reduce_rows that share a multiprocessor: with 8 loads of a thread under way, with fewer.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int many_loads_blocks = 4, few_loads_blocks = 4;  // 1,024 threads at most
+#else
+constexpr int many_loads_blocks = 4, few_loads_blocks = 5;
+#endif
+
 // inner == 1: `lanes` threads, a warp or the block, for each part of a row. loads: of a thread under way at a time.
 template <class Reduction, class T, int lanes, int loads>
-__global__ void __launch_bounds__(warp_size* row_lanes, loads > 4 ? 4 : 5)
+__global__ void __launch_bounds__(warp_size* row_lanes, loads > 4 ? many_loads_blocks : few_loads_blocks)
     reduce_rows(T* out, typename Reduction::Value* partial, const T* x, Problem problem, bool packed) {
   using A = accumulate_t<T>;
   using Value = typename Reduction::Value;

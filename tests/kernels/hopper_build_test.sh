@@ -7,8 +7,8 @@ root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 source=$root/kernels/cuda/attention_hopper_forward.cu
 object=CMakeFiles/strobe_kernels.dir/kernels/cuda/attention_hopper_forward.cu.o
 command=$(ninja -C "$build" -t commands "$object" 2>/dev/null | tail -n 1)
-if [[ $command != *STROBE_CUDA_HOPPER*"$source"* ]]; then
-  echo "skipped: '$build' was not built here for Hopper by ninja"
+if [[ $command != *refuse_serialized*STROBE_CUDA_HOPPER*"$source"* ]]; then
+  echo "skipped: '$build' was not built here for Hopper by ninja and CUDA 13 or newer"
   echo "0 passed, 0 failed, 1 skipped"
   exit 0
 fi
