@@ -81,7 +81,8 @@ function(strobe_add_cuda library)
     target_compile_options(${library} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>)
   endif()
   if(CMAKE_CUDA_ARCHITECTURES MATCHES "90a")
-    set(hopper_sources ${PROJECT_SOURCE_DIR}/kernels/cuda/attention_hopper_forward.cu
+    set(hopper_sources ${PROJECT_SOURCE_DIR}/kernels/cuda/attention_hopper.cu
+                       ${PROJECT_SOURCE_DIR}/kernels/cuda/attention_hopper_forward.cu
                        ${PROJECT_SOURCE_DIR}/kernels/cuda/attention_hopper_backward.cu)
     set_source_files_properties(${hopper_sources} TARGET_DIRECTORY ${library} PROPERTIES COMPILE_DEFINITIONS
                                                                                          STROBE_CUDA_HOPPER)

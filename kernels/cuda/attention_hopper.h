@@ -1,4 +1,5 @@
-// Attention for Hopper GPUs, as attention_hopper_forward.cu and _backward.cu offer it.
+// Attention for Hopper GPUs, as attention_hopper_forward.cu and _backward.cu offer it, and what both passes ask of a
+// case.
 #pragma once
 
 #include <string>
@@ -6,6 +7,24 @@
 #include "strobe/kernels/attention.h"
 
 namespace strobe::kernels::cuda {
+
+// Axes of operands in memory: packed tensors have no batch axis.
+struct HopperRows {
+  int64_t batch;
+  int64_t queries;
+  int64_t keys;
+
+  explicit HopperRows(const AttentionArgs& args) : batch(args.batch), queries(args.seq_len_q), keys(args.seq_len_k) {
+    if (args.cu_seqlens_q != nullptr) {
+      batch = 1;
+      queries = args.total_q;
+      keys = args.total_k;
+    }
+  }
+};
+
+// Why neither pass computes a case on a GPU; empty if each of them may.
+std::string hopper_attention_refusal(const AttentionArgs& args, Device device);
 
 void hopper_attention_forward(const AttentionArgs& args, const Stream& stream);
 

@@ -135,41 +135,11 @@ void launch_backward(const char* operation, const GradParams& params, const stro
 }  // namespace
 
 std::string hopper_attention_backward_refusal(const AttentionArgs& args, Device device) {
-#ifndef STROBE_CUDA_HOPPER
-  return "this build has no code for sm_90a (see CMAKE_CUDA_ARCHITECTURES)";
-#endif
-  const strobe::cuda::DeviceProperties& gpu = strobe::cuda::device_properties(device);
-  if (gpu.compute_capability != 90) {
-    return concat_message("it needs compute capability 9.0, ", device, " has ", gpu.compute_capability / 10, ".",
-                          gpu.compute_capability % 10);
-  }
-  if (args.dtype != DType::bf16 && args.dtype != DType::f16) {
-    return concat_message("it takes bf16 and f16, dtype is ", args.dtype);
-  }
-  if (args.head_dim % 8 != 0 || args.head_dim > 256) {
-    return concat_message("it takes head_dim up to 256 in multiples of 8, head_dim is ", args.head_dim);
-  }
+  const std::string refusal = hopper_attention_refusal(args, device);
+  if (!refusal.empty()) return refusal;
   if (args.cu_seqlens_q != nullptr) return "it does not take packed sequences";
   if (args.softcap != 0) return "it does not take softcap";
-  if (args.alibi_slopes != nullptr) return "it does not take alibi_slopes";
-  if (dropout_of(args).drops()) return "it does not take dropout_p";
-  if (args.seq_len_k == 0) return "seq_len_k is 0";
-  constexpr int64_t longest = int64_t{1} << 29, most = int64_t{1} << 30;  // positions, blocks and tiles are 32-bit
-  const int64_t blocks = strobe::cuda::ceil_div(args.seq_len_k, 64) * args.batch * args.num_kv_heads;
-  const int64_t tiles = strobe::cuda::ceil_div(args.seq_len_q, 64) * args.batch * args.num_heads;
-  if (std::max(args.seq_len_q, args.seq_len_k) > longest || std::max(blocks, tiles) > most) {
-    return concat_message("it takes sequences up to ", longest, " and ", most,
-                          " tiles of 64 queries or keys, batch is ", args.batch, ", seq_len_q ", args.seq_len_q,
-                          ", seq_len_k ", args.seq_len_k, ", num_heads ", args.num_heads, ", num_kv_heads ",
-                          args.num_kv_heads);
-  }
-  std::string refusal = tensor_map_refusal("query", args.query, args.batch, args.seq_len_q, args.num_heads);
-  for (const auto& [name, tensor] : {std::pair("key", &args.key), {"value", &args.value}}) {
-    if (refusal.empty()) {
-      refusal = tensor_map_refusal(name, *tensor, args.batch, args.seq_len_k, args.num_kv_heads);
-    }
-  }
-  return refusal;
+  return {};
 }
 
 std::string hopper_attention_dout_refusal(const AttentionGradArgs& args) {

@@ -48,21 +48,6 @@ auto dispatch_hopper(const AttentionArgs& args, F&& f) {
   return with_type.template operator()<float16>();
 }
 
-// Axes of operands in memory: packed tensors have no batch axis.
-struct Rows {
-  int64_t batch;
-  int64_t queries;
-  int64_t keys;
-
-  explicit Rows(const AttentionArgs& args) : batch(args.batch), queries(args.seq_len_q), keys(args.seq_len_k) {
-    if (args.cu_seqlens_q != nullptr) {
-      batch = 1;
-      queries = args.total_q;
-      keys = args.total_k;
-    }
-  }
-};
-
 // Heads whose tiles take turns: as many as their keys and values fill two thirds of the L2 cache, in sections of about
 // the same size.
 int heads_together(const AttentionArgs& args, const strobe::cuda::DeviceProperties& gpu) {
@@ -100,40 +85,10 @@ int reach(int64_t window) {
 }  // namespace
 
 std::string hopper_attention_forward_refusal(const AttentionArgs& args, Device device) {
-#ifndef STROBE_CUDA_HOPPER
-  return "this build has no code for sm_90a (see CMAKE_CUDA_ARCHITECTURES)";
-#endif
-  const strobe::cuda::DeviceProperties& gpu = strobe::cuda::device_properties(device);
-  if (gpu.compute_capability != 90) {
-    return concat_message("it needs compute capability 9.0, ", device, " has ", gpu.compute_capability / 10, ".",
-                          gpu.compute_capability % 10);
-  }
-  if (args.dtype != DType::bf16 && args.dtype != DType::f16) {
-    return concat_message("it takes bf16 and f16, dtype is ", args.dtype);
-  }
-  if (args.head_dim % 8 != 0) {
-    return concat_message("it takes head_dim in multiples of 8, head_dim is ", args.head_dim);
-  }
-  if (args.alibi_slopes != nullptr) return "it does not take alibi_slopes";
-  if (dropout_of(args).drops()) return "it does not take dropout_p";
-  const Rows rows(args);
-  if (args.seq_len_k == 0) return "seq_len_k is 0";
-  if (rows.keys == 0) return "total_k is 0";
-  constexpr int64_t longest = int64_t{1} << 29, most_tiles = int64_t{1} << 30;  // positions and tiles are 32-bit
-  if (std::max({args.seq_len_q, args.seq_len_k, rows.queries, rows.keys}) > longest ||
-      strobe::cuda::ceil_div(args.seq_len_q, 128) * args.batch * args.num_heads > most_tiles) {
-    return concat_message("it takes sequences up to ", longest, " and ", most_tiles, " tiles of 128 queries, batch is ",
-                          args.batch, ", seq_len_q ", args.seq_len_q, ", seq_len_k ", args.seq_len_k, ", num_heads ",
-                          args.num_heads, ", rows ", rows.queries, " and ", rows.keys);
-  }
-  std::string refusal;
-  for (const auto& [name, tensor] : {std::pair("query", &args.query), {"out", &args.out}}) {
-    if (refusal.empty()) refusal = tensor_map_refusal(name, *tensor, rows.batch, rows.queries, args.num_heads);
-  }
-  for (const auto& [name, tensor] : {std::pair("key", &args.key), {"value", &args.value}}) {
-    if (refusal.empty()) refusal = tensor_map_refusal(name, *tensor, rows.batch, rows.keys, args.num_kv_heads);
-  }
-  return refusal;
+  const std::string refusal = hopper_attention_refusal(args, device);
+  if (!refusal.empty()) return refusal;
+  const HopperRows rows(args);
+  return tensor_map_refusal("out", args.out, rows.batch, rows.queries, args.num_heads);
 }
 
 AttentionTile hopper_attention_forward_tile(const AttentionArgs& args, Device) {
@@ -142,7 +97,7 @@ AttentionTile hopper_attention_forward_tile(const AttentionArgs& args, Device) {
 
 void hopper_attention_forward(const AttentionArgs& args, const Stream& stream) {
   constexpr const char* operation = "flash_attention_forward";
-  const Rows rows(args);
+  const HopperRows rows(args);
   if (args.batch * args.num_heads * args.seq_len_q * rows.queries == 0) return;
   dispatch_hopper(args, [&]<class T, class Shape>() {
     const strobe::cuda::DeviceProperties& gpu = strobe::cuda::device_properties(stream.device);

@@ -386,25 +386,27 @@ TEST_CASE("cuda attention hopper: a dout that TMA cannot read is left to another
                        doctest::Contains("kernel hopper given, but dout has stride 0"), Error);
 }
 
-TEST_CASE("cuda attention hopper: what the forward pass refuses, by name" * needs_gpu()) {
+TEST_CASE("cuda attention hopper: what both passes refuse, and the backward pass alone, by name" * needs_gpu()) {
   if (!has_hopper()) return;
   std::mt19937 random(16);
-  const auto refusal = [&](GpuAttentionCase problem, double dropout_p = 0) {
+  const auto refuses = [&](GpuAttentionCase problem, const char* what, bool forward_too = true) {
+    INFO(what);
     problem.dtype = DType::bf16;
-    problem.options.dropout_p = dropout_p;
-    try {
-      GpuAttention(problem, random).run(AttentionKernel::hopper);
-    } catch (const Error& error) {
-      return std::string(error.what());
+    GpuAttention attention(problem, random);
+    const std::string message = concat_message("kernel hopper given, but ", what);
+    if (forward_too) {
+      CHECK_THROWS_WITH_AS(attention.run(AttentionKernel::hopper, AttentionKernel::auto_select),
+                           doctest::Contains(message.c_str()), Error);
     }
-    return std::string("nothing");
+    CHECK_THROWS_WITH_AS(attention.run(AttentionKernel::auto_select, AttentionKernel::hopper),
+                         doctest::Contains(message.c_str()), Error);
   };
-  const auto says = [](const std::string& message, const char* what) {
-    return message.find(what) != std::string::npos;
-  };
-  CHECK(says(refusal({.dim = 100}), "kernel hopper given, but it takes head_dim in multiples of 8, head_dim is 100"));
-  CHECK(says(refusal({.dim = 64}, 0.5), "kernel hopper given, but it does not take dropout_p"));
-  CHECK(says(refusal({.seq_q = 9, .seq_k = 9, .heads = 2, .dim = 64, .gap = 4}), "kernel hopper given, but query "));
+  refuses({.dim = 100}, "it takes head_dim in multiples of 8, head_dim is 100");
+  refuses({.dim = 64, .options = {.dropout_p = 0.5}}, "it does not take dropout_p");
+  refuses({.dim = 64, .options = {.alibi_slopes = ones({1})}}, "it does not take alibi_slopes");
+  refuses({.seq_q = 9, .seq_k = 9, .heads = 2, .dim = 64, .gap = 4}, "query ");
+  refuses({.dim = 64, .options = {.softcap = 5}}, "it does not take softcap", false);
+  refuses({.dim = 64, .lengths_q = {1}, .lengths_k = {1}}, "it does not take packed sequences", false);
 }
 
 TEST_CASE("cuda attention hopper: many tiles for each block of the grid give the same bits on every run" *
