@@ -1,5 +1,4 @@
-// The Hopper attention kernels where their tiles, the maximum that stands still and their schedules make a difference;
-// on other GPUs they must refuse by name.
+// The Hopper attention kernels where their tiles, the maximum that stands still and their schedules make a difference.
 #include <doctest/doctest.h>
 
 #include "support/gpu_attention.h"
@@ -9,20 +8,6 @@ using namespace strobe::kernels;
 using namespace strobe::testing;
 
 namespace {
-
-// Whether this GPU has the kernel; where it has not, checks that it says so.
-bool has_hopper() {
-  std::mt19937 random(1);
-  GpuAttention attention({.seq_q = 8, .seq_k = 8, .dim = 64, .dtype = DType::bf16}, random);
-  try {
-    attention.run(AttentionKernel::hopper);
-    return true;
-  } catch (const Error& error) {
-    CHECK(std::string(error.what()).find("kernel hopper given, but ") != std::string::npos);
-    MESSAGE(error.what());
-    return false;
-  }
-}
 
 // out at most twice as far from the exact result as unfused attention with matrices in the dtype.
 void check_output(const AttentionValues& given, const AttentionValues& exact, const AttentionValues& unfused, size_t i,
@@ -56,8 +41,7 @@ bool same(const std::vector<double>& a, const std::vector<double>& b) {
 
 }  // namespace
 
-TEST_CASE("cuda attention hopper: lengths around the edges of tiles" * needs_gpu()) {
-  if (!has_hopper()) return;
+TEST_CASE("cuda attention hopper: lengths around the edges of tiles" * needs_hopper()) {
   std::mt19937 random(1);
   for (const DType dtype : {DType::bf16, DType::f16}) {
     for (const int64_t dim : {64, 128}) {
@@ -76,8 +60,7 @@ TEST_CASE("cuda attention hopper: lengths around the edges of tiles" * needs_gpu
   }
 }
 
-TEST_CASE("cuda attention hopper: head_dims of every width of tiles and between" * needs_gpu()) {
-  if (!has_hopper()) return;
+TEST_CASE("cuda attention hopper: head_dims of every width of tiles and between" * needs_hopper()) {
   std::mt19937 random(11);
   for (const int64_t dim : {96, 192, 256}) {
     for (const int64_t seq_q : {1, 64, 127, 129, 193, 300}) {
@@ -109,8 +92,7 @@ TEST_CASE("cuda attention hopper: head_dims of every width of tiles and between"
   }
 }
 
-TEST_CASE("cuda attention hopper: packed sequences, empty ones and single positions too" * needs_gpu()) {
-  if (!has_hopper()) return;
+TEST_CASE("cuda attention hopper: packed sequences, empty ones and single positions too" * needs_hopper()) {
   std::mt19937 random(12);
   const std::vector<int64_t> lengths_q{200, 0, 5, 193, 1, 64, 0}, lengths_k{170, 40, 33, 0, 1, 97, 0};
   for (const int64_t dim : {64, 72, 96, 128, 192, 256}) {
@@ -136,8 +118,8 @@ TEST_CASE("cuda attention hopper: packed sequences, empty ones and single positi
   }
 }
 
-TEST_CASE("cuda attention hopper: packed sequences do not see each other, and are the same bits alone" * needs_gpu()) {
-  if (!has_hopper()) return;
+TEST_CASE("cuda attention hopper: packed sequences do not see each other, and are the same bits alone" *
+          needs_hopper()) {
   std::mt19937 random(13);
   const std::vector<int64_t> lengths{90, 250, 1, 130};
   for (const int64_t dim : {64, 80, 128, 192, 256}) {
@@ -182,8 +164,7 @@ TEST_CASE("cuda attention hopper: packed sequences do not see each other, and ar
   }
 }
 
-TEST_CASE("cuda attention hopper: softcap" * needs_gpu()) {
-  if (!has_hopper()) return;
+TEST_CASE("cuda attention hopper: softcap" * needs_hopper()) {
   std::mt19937 random(14);
   for (const DType dtype : {DType::bf16, DType::f16}) {
     for (const int64_t dim : {64, 72, 96, 128, 192, 256}) {
@@ -209,8 +190,7 @@ TEST_CASE("cuda attention hopper: softcap" * needs_gpu()) {
   }
 }
 
-TEST_CASE("cuda attention hopper: 200 random cases that it takes" * needs_gpu()) {
-  if (!has_hopper()) return;
+TEST_CASE("cuda attention hopper: 200 random cases that it takes" * needs_hopper()) {
   std::mt19937 random(15);
   const auto below = [&](int64_t bound) { return static_cast<int64_t>(random() % static_cast<uint64_t>(bound)); };
   const auto chance = [&](int percent) { return below(100) < percent; };
@@ -243,8 +223,7 @@ TEST_CASE("cuda attention hopper: 200 random cases that it takes" * needs_gpu())
   }
 }
 
-TEST_CASE("cuda attention hopper: windows, scales, strides" * needs_gpu()) {
-  if (!has_hopper()) return;
+TEST_CASE("cuda attention hopper: windows, scales, strides" * needs_hopper()) {
   std::mt19937 random(2);
   for (const int64_t dim : {64, 80, 128, 256}) {
     for (const auto& [left, right] : {std::pair(0, 0), {17, 33}, {-1, 5}, {100, -1}, {1000, 1000}}) {
@@ -266,8 +245,7 @@ TEST_CASE("cuda attention hopper: windows, scales, strides" * needs_gpu()) {
   }
 }
 
-TEST_CASE("cuda attention hopper: scores that rise block by block, a little or beyond any float" * needs_gpu()) {
-  if (!has_hopper()) return;
+TEST_CASE("cuda attention hopper: scores that rise block by block, a little or beyond any float" * needs_hopper()) {
   std::mt19937 random(3);
   for (const DType dtype : {DType::bf16, DType::f16}) {
     for (const int64_t dim : {64, 96, 128, 192, 256}) {
@@ -289,8 +267,7 @@ TEST_CASE("cuda attention hopper: scores that rise block by block, a little or b
   }
 }
 
-TEST_CASE("cuda attention hopper: what a row does not see never changes its bits" * needs_gpu()) {
-  if (!has_hopper()) return;
+TEST_CASE("cuda attention hopper: what a row does not see never changes its bits" * needs_hopper()) {
   std::mt19937 random(4);
   for (const int64_t dim : {64, 96, 128, 192, 256}) {
     const int64_t seq = 500, changed = 250;
@@ -312,8 +289,7 @@ TEST_CASE("cuda attention hopper: what a row does not see never changes its bits
   }
 }
 
-TEST_CASE("cuda attention hopper: NaN and infinity reach the rows that see them" * needs_gpu()) {
-  if (!has_hopper()) return;
+TEST_CASE("cuda attention hopper: NaN and infinity reach the rows that see them" * needs_hopper()) {
   std::mt19937 random(5);
   for (const double poison : {std::nan(""), static_cast<double>(INFINITY), -static_cast<double>(INFINITY)}) {
     for (const int64_t at : {0, 150, 399}) {
@@ -327,8 +303,7 @@ TEST_CASE("cuda attention hopper: NaN and infinity reach the rows that see them"
 }
 
 TEST_CASE("cuda attention hopper: gradients of groups of heads, of lse, of head_dims between the widths of tiles" *
-          needs_gpu()) {
-  if (!has_hopper()) return;
+          needs_hopper()) {
   std::mt19937 random(7);
   for (const int64_t dim : {64, 128, 192, 256, 8, 40, 72, 96, 120, 136, 200}) {
     for (const DType dtype : {DType::bf16, DType::f16}) {
@@ -348,8 +323,7 @@ TEST_CASE("cuda attention hopper: gradients of groups of heads, of lse, of head_
   }
 }
 
-TEST_CASE("cuda attention hopper: a single key has gradient 0" * needs_gpu()) {
-  if (!has_hopper()) return;
+TEST_CASE("cuda attention hopper: a single key has gradient 0" * needs_hopper()) {
   std::mt19937 random(8);
   for (const DType dtype : {DType::bf16, DType::f16}) {
     for (const int64_t dim : {64, 128, 192, 256}) {
@@ -362,8 +336,7 @@ TEST_CASE("cuda attention hopper: a single key has gradient 0" * needs_gpu()) {
   }
 }
 
-TEST_CASE("cuda attention hopper: large scores keep their gradients" * needs_gpu()) {
-  if (!has_hopper()) return;
+TEST_CASE("cuda attention hopper: large scores keep their gradients" * needs_hopper()) {
   std::mt19937 random(9);
   for (const int64_t dim : {64, 128, 192, 256}) {
     for (const bool causal : {false, true}) {
@@ -377,8 +350,7 @@ TEST_CASE("cuda attention hopper: large scores keep their gradients" * needs_gpu
   }
 }
 
-TEST_CASE("cuda attention hopper: a dout that TMA cannot read is left to another kernel" * needs_gpu()) {
-  if (!has_hopper()) return;
+TEST_CASE("cuda attention hopper: a dout that TMA cannot read is left to another kernel" * needs_hopper()) {
   std::mt19937 random(10);
   const GpuAttentionCase problem{.seq_q = 100, .seq_k = 100, .dim = 64, .dtype = DType::bf16, .constant_dout = true};
   check_all(problem, random, AttentionKernel::auto_select);
@@ -386,8 +358,7 @@ TEST_CASE("cuda attention hopper: a dout that TMA cannot read is left to another
                        doctest::Contains("kernel hopper given, but dout has stride 0"), Error);
 }
 
-TEST_CASE("cuda attention hopper: what both passes refuse, and the backward pass alone, by name" * needs_gpu()) {
-  if (!has_hopper()) return;
+TEST_CASE("cuda attention hopper: what both passes refuse, and the backward pass alone, by name" * needs_hopper()) {
   std::mt19937 random(16);
   const auto refuses = [&](GpuAttentionCase problem, const char* what, bool forward_too = true) {
     INFO(what);
@@ -410,8 +381,7 @@ TEST_CASE("cuda attention hopper: what both passes refuse, and the backward pass
 }
 
 TEST_CASE("cuda attention hopper: many tiles for each block of the grid give the same bits on every run" *
-          needs_gpu()) {
-  if (!has_hopper()) return;
+          needs_hopper()) {
   std::mt19937 random(6);
   for (const bool causal : {false, true}) {
     const GpuAttentionCase problem{.seq_q = 500,

@@ -19,14 +19,6 @@ using namespace strobe::testing;
 
 namespace {
 
-bool is_hopper() {
-#ifdef STROBE_CUDA_HOPPER
-  return strobe::cuda::device_properties(Device::cuda()).compute_capability == 90;
-#else
-  return false;
-#endif
-}
-
 // Values on the GPU.
 template <class T>
 class Array {
@@ -229,8 +221,18 @@ __global__ void store_transposed_kernel(bfloat16* out) {
 
 }  // namespace
 
-TEST_CASE("hopper: products of one tile in every form of operands" * needs_gpu()) {
-  if (!is_hopper()) return;
+TEST_CASE("hopper: attention takes a GPU of this kind in a build for it, and refuses others by name" * needs_gpu()) {
+#ifdef STROBE_CUDA_HOPPER
+  const bool expected = strobe::cuda::device_properties(Device::cuda()).compute_capability == 90;
+#else
+  const bool expected = false;
+#endif
+  const std::string refusal = hopper_refusal();
+  CHECK(refusal.empty() == expected);
+  if (!expected) CHECK(refusal.find("kernel hopper given, but ") != std::string::npos);
+}
+
+TEST_CASE("hopper: products of one tile in every form of operands" * needs_hopper()) {
   std::mt19937 random(1);
   const auto each_form = [&]<class T, int n>() {
     check_product<T, n, false, false>(random);
@@ -250,8 +252,7 @@ TEST_CASE("hopper: products of one tile in every form of operands" * needs_gpu()
   each_form.operator()<float16, 256>();
 }
 
-TEST_CASE("hopper: TMA swizzles tiles and fills what lies outside of the tensor with 0" * needs_gpu()) {
-  if (!is_hopper()) return;
+TEST_CASE("hopper: TMA swizzles tiles and fills what lies outside of the tensor with 0" * needs_hopper()) {
   constexpr int batches = 2, rows = 70, heads = 3, dims = 96;
   std::mt19937 random(2);
   const std::vector<bfloat16> values = small_integers<bfloat16>(batches * rows * heads * dims, random);
@@ -275,8 +276,7 @@ TEST_CASE("hopper: TMA swizzles tiles and fills what lies outside of the tensor 
   }
 }
 
-TEST_CASE("hopper: a ring of barriers loses no round and repeats none" * needs_gpu()) {
-  if (!is_hopper()) return;
+TEST_CASE("hopper: a ring of barriers loses no round and repeats none" * needs_hopper()) {
   constexpr int rounds = 20000;
   const Array<unsigned long long> sums(std::vector<unsigned long long>(128 * consumers, 0));
   strobe::cuda::launch("ring", ring_kernel, 1, 128 * (consumers + 1), 0, gpu_stream(), sums.data(), rounds);
@@ -285,8 +285,7 @@ TEST_CASE("hopper: a ring of barriers loses no round and repeats none" * needs_g
   for (const unsigned long long sum : sums.read()) CHECK(sum == expected);
 }
 
-TEST_CASE("hopper: bulk copies bring all, bulk additions of many blocks lose none" * needs_gpu()) {
-  if (!is_hopper()) return;
+TEST_CASE("hopper: bulk copies bring all, bulk additions of many blocks lose none" * needs_hopper()) {
   constexpr unsigned blocks = 500;
   std::mt19937 random(3);
   const std::vector<float> values = small_integers<float>(bulk_floats, random);
@@ -299,8 +298,7 @@ TEST_CASE("hopper: bulk copies bring all, bulk additions of many blocks lose non
   CHECK(target.read() == expected);
 }
 
-TEST_CASE("hopper: transposed stores turn columns into rows" * needs_gpu()) {
-  if (!is_hopper()) return;
+TEST_CASE("hopper: transposed stores turn columns into rows" * needs_hopper()) {
   const Array<bfloat16> out(std::vector<bfloat16>(256, bfloat16(NAN)));
   strobe::cuda::launch("store", store_transposed_kernel, 1, 32, 0, gpu_stream(), out.data());
   const std::vector<bfloat16> given = out.read();
