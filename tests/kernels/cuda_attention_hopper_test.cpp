@@ -1,6 +1,8 @@
 // The Hopper attention kernels where their tiles, the maximum that stands still and their schedules make a difference.
 #include <doctest/doctest.h>
 
+#include <cstdlib>
+
 #include "support/gpu_attention.h"
 
 using namespace strobe;
@@ -264,6 +266,24 @@ TEST_CASE("cuda attention hopper: scores that rise block by block, a little or b
         check_forward(attention, problem);
       }
     }
+  }
+}
+
+TEST_CASE("cuda attention hopper: STROBE_FORCE_SLOW_SOFTMAX takes another path, whose result differs by rounding" *
+          needs_hopper()) {
+  constexpr const char* name = "STROBE_FORCE_SLOW_SOFTMAX";
+  std::mt19937 random(17);
+  for (const int64_t dim : {64, 96, 128, 192, 256}) {
+    GpuAttention attention({.seq_q = 200, .seq_k = 700, .dim = dim, .dtype = DType::bf16}, random);
+    const bool given = std::getenv(name) != nullptr;  // by slow_softmax_test.sh
+    unsetenv(name);
+    const AttentionValues usual = attention.run(AttentionKernel::hopper, AttentionKernel::auto_select);
+    setenv(name, "1", 1);
+    const AttentionValues slow = attention.run(AttentionKernel::hopper, AttentionKernel::auto_select);
+    if (!given) unsetenv(name);
+    CHECK(!same(slow[0], usual[0]));
+    CHECK(relative_error(slow[0], usual[0]) <= 1.6e-2);
+    CHECK(relative_error(slow[1], usual[1]) <= 1e-5);
   }
 }
 
