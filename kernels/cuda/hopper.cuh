@@ -210,7 +210,6 @@ struct Wgmma;
 #define STROBE_32(d, i) STROBE_8(d, i), STROBE_8(d, i + 8), STROBE_8(d, i + 16), STROBE_8(d, i + 24)
 #define STROBE_40(d) STROBE_32(d, 0), STROBE_8(d, 32)
 #define STROBE_48(d) STROBE_40(d), STROBE_8(d, 40)
-#define STROBE_56(d) STROBE_48(d), STROBE_8(d, 48)
 #define STROBE_64(d) STROBE_32(d, 0), STROBE_32(d, 32)
 #define STROBE_96(d) STROBE_64(d), STROBE_32(d, 64)
 #define STROBE_128(d) STROBE_96(d), STROBE_32(d, 96)
@@ -219,8 +218,7 @@ struct Wgmma;
   "%31"
 #define STROBE_NAMES_40 STROBE_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39"
 #define STROBE_NAMES_48 STROBE_NAMES_40 ",%40,%41,%42,%43,%44,%45,%46,%47"
-#define STROBE_NAMES_56 STROBE_NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55"
-#define STROBE_NAMES_64 STROBE_NAMES_56 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define STROBE_NAMES_64 STROBE_NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define STROBE_NAMES_96                                              \
   STROBE_NAMES_64                                                    \
   ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79" \
@@ -255,7 +253,6 @@ struct Wgmma;
   STROBE_WGMMA(T, type, 64, STROBE_NAMES_32, STROBE_32(d, 0), "%32", "%33", "%34", "%35", "%36", "%37", "%38")  \
   STROBE_WGMMA(T, type, 80, STROBE_NAMES_40, STROBE_40(d), "%40", "%41", "%42", "%43", "%44", "%45", "%46")     \
   STROBE_WGMMA(T, type, 96, STROBE_NAMES_48, STROBE_48(d), "%48", "%49", "%50", "%51", "%52", "%53", "%54")     \
-  STROBE_WGMMA(T, type, 112, STROBE_NAMES_56, STROBE_56(d), "%56", "%57", "%58", "%59", "%60", "%61", "%62")    \
   STROBE_WGMMA(T, type, 128, STROBE_NAMES_64, STROBE_64(d), "%64", "%65", "%66", "%67", "%68", "%69", "%70")    \
   STROBE_WGMMA(T, type, 192, STROBE_NAMES_96, STROBE_96(d), "%96", "%97", "%98", "%99", "%100", "%101", "%102") \
   STROBE_WGMMA(T, type, 256, STROBE_NAMES_128, STROBE_128(d), "%128", "%129", "%130", "%131", "%132", "%133", "%134")

@@ -243,7 +243,6 @@ TEST_CASE("hopper: products of one tile in every form of operands" * needs_hoppe
   each_form.operator()<bfloat16, 64>();
   each_form.operator()<bfloat16, 80>();
   each_form.operator()<bfloat16, 96>();
-  each_form.operator()<bfloat16, 112>();
   each_form.operator()<bfloat16, 128>();
   each_form.operator()<bfloat16, 192>();
   each_form.operator()<bfloat16, 256>();
