@@ -75,10 +75,18 @@ struct Step {
   bool can_scale_less() const { return scale.defined() && scale.item<double>() > 1; }
 };
 
+// Of a step whose gradients are of a loss times `scale`, which `scaler` has adapted to them since: NaN where they
+// overflow and no smaller scale would help, else 0. Only then the scale is 1 before and after, and no step in a row
+// was finite.
+Tensor overflow_fault(const Tensor& scale, const GradScaler& scaler) {
+  const Tensor excess = cast(scale + scaler.scale - 2.0, DType::f64);
+  return zeros({}, DType::f64) / (excess + cast(scaler.finite_steps, DType::f64));
+}
+
 // Updates the weights with the clipped gradients of the step; nothing waits for the device. There is no update when the
 // loss or the gradients are not finite, nor when there was such a fault in the step `before`: so when that is found
-// out, the weights still are those that it happened with. Gradients of a scaled loss that overflow are no fault: the
-// scaler goes on with a smaller scale.
+// out, the weights still are those that it happened with. Gradients that overflow with a smaller scale left to try
+// are no fault.
 void update(Training& training, Step& step, double max_norm, const Step* before) {
   const NoGrad no_grad;
   std::visit(
@@ -87,7 +95,7 @@ void update(Training& training, Step& step, double max_norm, const Step* before)
         const Clipping clipping = training.scaler ? training.scaler->clip(chosen.parameters, max_norm)
                                                   : clip_factor(chosen.parameters, max_norm);
         step.norm = clipping.norm;
-        step.fault = training.scaler ? zeros({}, DType::f64) : clipping.norm * 0.0;
+        step.fault = training.scaler ? overflow_fault(step.scale, *training.scaler) : clipping.norm * 0.0;
         for (const Tensor& loss : step.losses) step.fault = step.fault + cast(loss, DType::f64) * 0.0;
         if (before != nullptr) step.fault = step.fault + before->fault;
         chosen.step(step.rate, clipping.factor + step.fault);

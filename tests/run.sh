@@ -75,7 +75,7 @@ run() {
   fi
 }
 
-for program in strobe_tests config_tests; do
+for program in strobe_tests train_tests; do
   run "$program" '^\[doctest\] test cases: .*\| +([0-9]+) passed +\| +([0-9]+) failed +\| +([0-9]+) skipped' \
     "$build/tests/$program" --no-colors
 done
