@@ -50,8 +50,15 @@ std::string nearest_name(const std::string& name, const std::vector<std::string>
     }
     return row.back();
   };
+  // Whether `other` becomes `name` by leaving characters out.
+  const auto abbreviates = [&](const std::string& other) {
+    size_t found = 0;
+    for (const char c : other) found += found < name.size() && c == name[found] ? 1 : 0;
+    return found == name.size();
+  };
+  const auto rank = [&](const std::string& other) { return std::pair(!abbreviates(other), distance(other)); };
   return *std::min_element(names.begin(), names.end(),
-                           [&](const std::string& a, const std::string& b) { return distance(a) < distance(b); });
+                           [&](const std::string& a, const std::string& b) { return rank(a) < rank(b); });
 }
 
 }  // namespace examples

@@ -156,6 +156,7 @@ refuses "learning rate inf" '--lr: inf given, expected' --data text --lr inf
 refuses "not a number" '--steps: many given, expected' --data text --steps many
 refuses "negative seed" '--seed: -1 given, expected' --data text --seed -1
 refuses "unknown option" '^train_gpt: --step: unknown option; the nearest is --steps$' --data text --step 5
+refuses "abbreviated option" '^train_gpt: --attn: unknown option; the nearest is --attention$' --data text --attn flash
 refuses "not an option" 'extra' --data text --steps 5 extra
 refuses "unknown preset" '--preset: nan0 given, expected nano or char' --preset nan0 --data text
 config() { # config NAME PATTERN LINE: a configuration file with this line is refused
