@@ -25,12 +25,18 @@ std::vector<std::string> files_below(const std::string& folder) {
   std::error_code error;
   fs::recursive_directory_iterator entry(folder, error);
   for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
-    const fs::file_status status = entry->status(error);
-    if (error) break;
-    if (is_hidden(entry->path()))
+    const std::string path = entry->path().string();
+    if (is_hidden(path)) {
       entry.disable_recursion_pending();
-    else if (status.type() == fs::file_type::regular && fs::file_size(entry->path(), error) > 0)
-      files.push_back(entry->path().string());
+      continue;
+    }
+    std::error_code unknown;
+    const fs::file_status status = entry->status(unknown);
+    STROBE_CHECK(status.type() != fs::file_type::not_found, "read: ", path,
+                 " is a link to what does not exist, expected a file or a folder");
+    const bool filled = status.type() == fs::file_type::regular && fs::file_size(path, unknown) > 0;
+    STROBE_CHECK(!unknown, "read: ", path, " cannot be read: ", unknown.message());
+    if (filled) files.push_back(path);
   }
   STROBE_CHECK(!error, "read: folder ", folder, " cannot be listed: ", error.message());
   STROBE_CHECK(!files.empty(), "read: folder ", folder, " holds no files with text, expected at least one");

@@ -48,11 +48,19 @@ TEST_CASE("text source: what is no text is refused, naming it") {
   write_file(folder / "empty", "");
   write_file(folder / "lfs", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n");
   std::filesystem::create_directories(folder / "nothing/below");
+  write_file(folder / "links/text", "text");
+  std::filesystem::create_symlink("nowhere", folder / "links/.hidden");
   const auto error_for = [&](const std::string& name) { return error_of([&] { read_documents({folder / name}); }); };
   CHECK(contains(error_for("missing"), "missing does not exist"));
   CHECK(contains(error_for("empty"), "empty is empty"));
   CHECK(contains(error_for("lfs"), "git-lfs pointer"));
   CHECK(contains(error_for("nothing"), "no files with text"));
+  CHECK(list_text_files({folder / "links"}) == std::vector<std::string>{folder / "links/text"});
+  std::filesystem::create_symlink("nowhere", folder / "links/broken");
+  CHECK(contains(error_for("links"), "links/broken is a link to what does not exist"));
+  std::filesystem::remove(folder / "links/broken");
+  std::filesystem::create_symlink("round", folder / "links/round");
+  CHECK(contains(error_for("links"), "links/round cannot be read: Too many levels of symbolic links"));
   CHECK(contains(error_of([&] { read_documents({"/dev/null"}); }), "device"));
   CHECK(contains(error_of([&] { read_text(folder.path.string()); }), "cannot be read"));
   if (geteuid() != 0) {  // root may read everything
