@@ -38,8 +38,9 @@ void make_folder(const std::string& folder) {
   require(!used, "--out {}: holds token files already, expected a folder without *.bin", folder);
 }
 
-// FOLDER/text_PART_000000.bin and so on.
-void write_shards(const TokenSource& tokens, const std::string& part, const PrepareOptions& o, int64_t vocab_size) {
+// FOLDER/text_PART_000000.bin and so on; `written` gets the paths of those that are whole.
+void write_shards(const TokenSource& tokens, const std::string& part, const PrepareOptions& o, int64_t vocab_size,
+                  std::vector<fs::path>& written) {
   std::vector<int32_t> piece;
   int64_t shard = 0;
   for (int64_t begin = 0; begin < tokens.size(); ++shard) {
@@ -53,6 +54,7 @@ void write_shards(const TokenSource& tokens, const std::string& part, const Prep
       begin += std::ssize(piece);
     }
     file.finish();
+    written.emplace_back(path);
     fmt::print("{}  {} tokens\n", path, file.size());
   }
 }
@@ -61,12 +63,19 @@ void prepare(PrepareOptions& o) {
   make_folder(o.out);
   o.text.context = 1;  // one token and its target are enough here
   const TrainingData data = load_data(o.text, std::nullopt);
-  write_shards(data.split.validation, "val", o, data.vocab_size);
-  write_shards(data.split.training, "train", o, data.vocab_size);
-  // Last, so that a folder with a tokenizer is whole.
-  const std::string tokenizer = (fs::path(o.out) / "tokenizer.json").string();
-  data.tokenizer->save(tokenizer);
-  fmt::print("{}  vocabulary of {}\n", tokenizer, data.vocab_size);
+  std::vector<fs::path> written;
+  try {
+    write_shards(data.split.validation, "val", o, data.vocab_size, written);
+    write_shards(data.split.training, "train", o, data.vocab_size, written);
+    // Last, so that a folder with a tokenizer is whole.
+    const std::string tokenizer = (fs::path(o.out) / "tokenizer.json").string();
+    data.tokenizer->save(tokenizer);
+    fmt::print("{}  vocabulary of {}\n", tokenizer, data.vocab_size);
+  } catch (...) {  // a part of the text would be taken for all of it
+    std::error_code ignored;
+    for (const fs::path& path : written) fs::remove(path, ignored);
+    throw;
+  }
 }
 
 }  // namespace

@@ -46,6 +46,12 @@ refuses "a file as folder" '--out empty: ' --data texts --out empty
 refuses "a text too short to split" 'data: 6 tokens to train on and 1 held out .* at least 2' \
   --data texts/2.txt --val-fraction 0.1 --out x
 refuses "no tokens in a file" '--shard-tokens: 0 given, expected an integer from 1' --data texts --out x --shard-tokens 0
+head -c 20000 "$prepare_data" >large
+limit=$(ulimit -S -f)
+ulimit -S -f 8  # KiB: enough for the held-out tokens alone, as on a disk that fills up
+refuses "a full disk" 'save: x/text_train_000000.bin cannot be written: File too large' --data large --tokenizer byte --out x
+ulimit -S -f "$limit"
+check "what was written before" grep -q '^x/text_val_000000.bin  2000 tokens$' stdout
 if [[ -z $(ls x) ]]; then pass; else fail "bad input left $(ls x)"; fi
 
 finish
