@@ -26,11 +26,26 @@ struct Options {
   int64_t seed = 1;
 };
 
+// Throws Error where the best checkpoint of a run is damaged: what is wrong, and which other one is whole.
+Checkpoint load_best(const std::string& best, const std::string& checkpoints) {
+  try {
+    return load_checkpoint(best);
+  } catch (const Error& damage) {
+    std::string other;
+    try {
+      other = load_newest_checkpoint(checkpoints).value().path;
+    } catch (const std::exception&) {
+      throw damage;
+    }
+    throw Error(fmt::format("{}; the newest checkpoint that is whole: --checkpoint {}", damage.what(), other));
+  }
+}
+
 // The folder of a run stands for its best checkpoint, or for its newest when none was called the best.
 Checkpoint find_checkpoint(const std::filesystem::path& path) {
-  const std::filesystem::path best = checkpoints_in(path) / "best";
-  if (std::filesystem::exists(best)) return load_checkpoint(best.string());
-  std::optional<NewestCheckpoint> newest = load_newest_checkpoint(checkpoints_in(path).string());
+  const std::filesystem::path checkpoints = checkpoints_in(path), best = checkpoints / "best";
+  if (std::filesystem::exists(best)) return load_best(best.string(), checkpoints.string());
+  std::optional<NewestCheckpoint> newest = load_newest_checkpoint(checkpoints.string());
   return newest ? std::move(newest->checkpoint) : load_checkpoint(path.string());
 }
 

@@ -99,6 +99,22 @@ check "after $kills kills the losses are the same" diff <(losses killed | grep '
 check "after $kills kills the weights are the same" cmp {killed,undisturbed}/checkpoints/last/model.safetensors
 check "generate reads the checkpoint" "$generate" --checkpoint killed --tokens 5
 check "and one folder of it" "$generate" --checkpoint killed/checkpoints/last --tokens 5 --prompt 'In the'
+cp -r whole0 damaged
+best=$(readlink damaged/checkpoints/best)
+other=$(find damaged/checkpoints/step-* -prune ! -name "$best" | sort | tail -n 1)
+truncate -s 100 "damaged/checkpoints/$best/model.safetensors"
+refuses_to_generate() { # refuses_to_generate NAME PATTERN: one line that matches
+  if "$generate" --checkpoint damaged >stdout 2>stderr || (($(wc -l <stderr) != 1)) || ! grep -qE -- "$2" stderr; then
+    fail "$1: $(head -c 500 stderr)"
+  else
+    pass
+  fi
+}
+damage="^generate: load_checkpoint: damaged/checkpoints/best/model.safetensors has 100 bytes, expected .* since it was written"
+refuses_to_generate "a damaged best checkpoint" "$damage; the newest checkpoint that is whole: --checkpoint $other\$"
+check "generate reads that one" "$generate" --checkpoint "$other" --tokens 5
+for model in damaged/checkpoints/step-*/model.safetensors; do truncate -s 100 "$model"; done
+refuses_to_generate "no checkpoint that is whole" "$damage\$"
 "$generate" --chekpoint killed >stdout 2>stderr
 check "generate knows the nearest option" grep -q '^generate: --chekpoint: unknown option; the nearest is --checkpoint$' stderr
 tr -d '\n' <text >unbroken
