@@ -11,6 +11,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <system_error>
 
@@ -37,6 +38,24 @@ struct Start {
 
 Start fresh_start(const Command& command) { return {complete(command), std::nullopt}; }
 
+// The settings of a run hold paths as they were given: relative ones mean another file in another folder than it began
+// in, or none.
+void require_reachable(const Command& command, const TrainOptions& o) {
+  namespace fs = std::filesystem;
+  for (const auto& [name, paths] : {std::pair("data", &o.data), {"tokens", &o.tokens}, {"val-data", &o.val_data}}) {
+    if (command.given.contains(name)) continue;
+    for (const std::string& path : *paths) {
+      std::error_code error;
+      const bool lost =
+          path != "-" && fs::path(path).is_relative() && fs::status(path, error).type() == fs::file_type::not_found;
+      require(!lost,
+              "--resume: the run's --{} {} does not exist in the current folder, {}, expected the folder that it began "
+              "in, or --{} with another path",
+              name, printable(path), printable(fs::current_path(error).string()), name);
+    }
+  }
+}
+
 // Settings come from the newest checkpoint, and from `command` on top of them; says what is different now.
 Start resumed_start(const Command& command, const std::string& out) {
   const std::string checkpoints = checkpoints_in(out).string();
@@ -48,6 +67,7 @@ Start resumed_start(const Command& command, const std::string& out) {
   std::vector<std::string> notes;
   TrainOptions options = resumed_options(command, saved_config(newest->checkpoint), notes);
   options.out = out;
+  require_reachable(command, options);
   fmt::print("resume {}\n", newest->path);
   for (const std::string& note : notes) fmt::print("       it had {}: the new value wins\n", note);
   return {options, std::move(newest)};

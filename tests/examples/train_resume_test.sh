@@ -150,6 +150,7 @@ rm -rf part && "$train_gpt" "${settings[@]}" --steps 10 --out part >stdout 2>&1
 check "more steps at another rate" "$train_gpt" --resume --out part --steps 20 --lr 1e-3
 cp log resumed
 check "what changed is said" grep -qE 'it had --lr 0.002, now 0.001: the new value wins' resumed
+check "from another folder, told where the text is" env -C / "$train_gpt" --resume --out "$work/part" --data "$work/text" --steps 20
 check "metrics go on" test "$(last_step part) $(grep -c '"loss"' part/metrics.jsonl)" = "20 20"
 sum_of_part() { cat part/metrics.jsonl part/checkpoints/last/* 2>/dev/null | cksum; }
 before=$(sum_of_part)
@@ -166,6 +167,12 @@ refused "another text" 'training tokens given, expected the [0-9]+ that the run 
 tr '[:lower:]' '[:upper:]' <text >upper
 tac text >reordered
 refused "as much of another text" 'as many training tokens given as the run began with, [0-9]+, but others' --data reordered
+mkdir elsewhere_now
+cd elsewhere_now || exit 1
+"$train_gpt" --resume --out ../part --steps 30 >../stdout 2>../stderr
+cd .. || exit 1
+check "relative paths in another folder" grep -qE "^train_gpt: --resume: the run's --data text does not exist in the current folder, .*/elsewhere_now, expected the folder that it began in, or --data with another path\$" stderr
+check "which leaves the run as it was" test "$before" = "$(sum_of_part)"
 refused "text with other characters" 'read|characters' --data upper
 refused "overwrite and resume" 'both given' --overwrite
 sed -i 's/"version": 1/"version": 2/' part/checkpoints/step-*/checkpoint.json
