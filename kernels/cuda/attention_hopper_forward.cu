@@ -15,8 +15,8 @@ using namespace hopper;
 template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::threads, 1) attention_forward(const __grid_constant__ ForwardParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ char raw[];
-  auto& memory = *reinterpret_cast<ForwardMemory<Shape>*>(raw + (0u - shared_address(raw)) % 1024);
+  extern __shared__ __align__(1024) char raw[];
+  auto& memory = *reinterpret_cast<ForwardMemory<Shape>*>(raw);
   if (threadIdx.x == 0) init_barriers(memory);
   __syncthreads();
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
@@ -38,9 +38,9 @@ __global__ void __launch_bounds__(Shape::threads, 1) attention_forward(const __g
 template <class F>
 auto dispatch_hopper(const AttentionArgs& args, F&& f) {
   const auto with_type = [&]<class T>() {
-    if (args.head_dim <= 64) return f.template operator()<T, ForwardShape<64, 3, 128, 3, 2>>();
-    if (args.head_dim <= 96) return f.template operator()<T, ForwardShape<96, 3, 80, 3, 2>>();
-    if (args.head_dim <= 128) return f.template operator()<T, ForwardShape<128, 3, 80, 3, 2>>();
+    if (args.head_dim <= 64) return f.template operator()<T, ForwardShape<64, 3, 128, 5, 2>>();
+    if (args.head_dim <= 96) return f.template operator()<T, ForwardShape<96, 3, 64, 4, 2>>();
+    if (args.head_dim <= 128) return f.template operator()<T, ForwardShape<128, 3, 64, 4, 2>>();
     if (args.head_dim <= 192) return f.template operator()<T, ForwardShape<192, 2, 80, 2, 2>>();
     return f.template operator()<T, ForwardShape<256, 2, 64, 2, 1>>();
   };

@@ -62,7 +62,8 @@ struct KeyBlocks {
 
 // Some queries of one head, and where they lie.
 struct ForwardTile {
-  int first_query;  // -1: there are no more tiles
+  static constexpr int none = -(1 << 30);
+  int first_query;  // a multiple of 64; below 0 where the first groups have no queries; none: there are no more tiles
   int seq_len_q;
   int head;
   int kv_head;
@@ -74,9 +75,9 @@ struct ForwardTile {
   int64_t out;       // elements from the start of the tensor to the sequence's row 0
   int64_t lse;
 
-  // Tile `index` of all; -1: none.
+  // Tile `index` of all; -1: none. A head's last tile, which sees most where the mask is causal, is a full one.
   __device__ void find(const ForwardParams& params, int index, int queries, int keys) {
-    first_query = -1;
+    first_query = none;
     if (index < 0) return;
     const AttentionArgs& args = params.args;
     const int num_heads = static_cast<int>(args.num_heads);
@@ -94,16 +95,16 @@ struct ForwardTile {
     batch = matrix / num_heads;
     head = matrix % num_heads;
     kv_head = head / params.group;
-    first_query = place * queries;
     const bool packed = args.cu_seqlens_q != nullptr;
     first_q = packed ? args.cu_seqlens_q[batch] : 0;
     first_k = packed ? args.cu_seqlens_k[batch] : 0;
     seq_len_q = packed ? args.cu_seqlens_q[batch + 1] - first_q : static_cast<int>(args.seq_len_q);
+    first_query = place * queries - (queries - (seq_len_q + 63) / 64 * 64 % queries) % queries;
     const int seq_len_k = packed ? args.cu_seqlens_k[batch + 1] - first_k : static_cast<int>(args.seq_len_k);
     constexpr int far = 1 << 29;  // positions are below
     const int diagonal = seq_len_k - seq_len_q;
     band = Band(max(diagonal - params.left, -far), min(diagonal + params.right, far), seq_len_k);
-    blocks = KeyBlocks(band, first_query, min(first_query + queries, seq_len_q) - 1, keys);
+    blocks = KeyBlocks(band, max(first_query, 0), min(first_query + queries, seq_len_q) - 1, keys);
     out = (packed ? first_q * args.out.seq_stride : batch * args.out.batch_stride) + head * args.out.head_stride;
     lse = packed ? head * args.total_q + first_q : (static_cast<int64_t>(batch) * num_heads + head) * args.seq_len_q;
     if (packed) batch = 0;
@@ -111,8 +112,8 @@ struct ForwardTile {
 
   // How long it takes, in products of 64 queries with a block; 0: the sequence has no such queries.
   __device__ int cost(int queries) const {
-    constexpr int overhead = 4;
-    const int rows = min(seq_len_q - first_query, queries);
+    constexpr int overhead = 6;
+    const int rows = min(seq_len_q, first_query + queries) - max(first_query, 0);
     return rows <= 0 ? 0 : (rows + 63) / 64 * max(blocks.end - blocks.begin, 0) + overhead;
   }
 };
@@ -131,7 +132,7 @@ struct ForwardMemory {
   uint64_t value_full[Shape::stages], value_empty[Shape::stages];
 };
 template <class Shape>
-constexpr int forward_shared_bytes = static_cast<int>(sizeof(ForwardMemory<Shape>)) + 1024;  // to align it
+constexpr int forward_shared_bytes = static_cast<int>(sizeof(ForwardMemory<Shape>));
 
 // By one thread, before any other touches them.
 template <class Shape>
@@ -258,7 +259,7 @@ __device__ inline void load_tiles(const ForwardParams& params, ForwardMemory<Sha
     const ForwardTile tile = memory.tile[slots.stage];
     barrier_arrive(&memory.tile_empty[slots.stage]);
     slots.advance();
-    if (tile.first_query < 0) return;
+    if (tile.first_query == ForwardTile::none) return;
     const bool blind = tile.blocks.begin >= tile.blocks.end;
     const auto load = [&](char* target, const CUtensorMap& map, uint64_t* full, int rows, int first_row, int head) {
       barrier_expect(full, rows * Shape::tile_columns * 2);

@@ -1,5 +1,5 @@
 // Warpgroups of the Hopper attention forward pass: 64 queries each, multiplied by wgmma, and a warpgroup's softmax runs
-// beside its own next product. The first product of a tile runs beside the way out of the one before it.
+// beside its own next product. The first product of a tile runs beside the last one of the tile before and its way out.
 #pragma once
 
 #include "strobe/kernels/cuda/attention_hopper_forward_state.cuh"
@@ -26,6 +26,32 @@ __device__ inline void clear_rows(char* value, int first_row) {
     for (int i = 8 * first_row + static_cast<int>(threadIdx.x) % 128; i < 8 * Shape::keys; i += 128) rows[i] = {};
   }
 }
+
+// The 64 queries of a tile that a warpgroup takes, in registers that are the same in all lanes.
+template <class Shape>
+struct GroupQueries {
+  bool none;  // there are no more tiles
+  int first;
+  int last;
+  Band band;
+  KeyBlocks tile;    // that some queries of the tile see
+  KeyBlocks blocks;  // that some of these see
+
+  __device__ bool see() const { return blocks.begin < blocks.end; }
+
+  __device__ void read(ForwardMemory<Shape>& memory, int group, int number) {
+    constexpr int slots = ForwardMemory<Shape>::tiles;
+    const ForwardTile& shared = memory.tile[number % slots];
+    barrier_wait(&memory.tile_full[number % slots], number / slots % 2);
+    const int first_of_tile = uniform(shared.first_query);
+    none = first_of_tile == ForwardTile::none;
+    band = Band(uniform(shared.band.lower), uniform(shared.band.upper), uniform(shared.band.seq_len_k));
+    tile = KeyBlocks(uniform(shared.blocks.begin), uniform(shared.blocks.end));
+    first = first_of_tile + 64 * group;
+    last = min(first + 64, uniform(shared.seq_len_q)) - 1;
+    blocks = first < 0 ? KeyBlocks(0, 0) : KeyBlocks(band, first, last, Shape::keys);
+  }
+};
 
 // One warpgroup: its 64 queries of each tile.
 template <class T, class Shape>
@@ -66,52 +92,20 @@ __device__ inline void multiply_tiles(const ForwardParams& params, ForwardMemory
       pass_value();
     }
   };
-
-  if (group == Shape::groups - 1) pass_turn<Shape>(group);
-  GroupState<T, Shape> state;
-  int first_of_tile, seq_len_q;
-  Band band;
-  const auto read_tile = [&](int number) {
-    const ForwardTile& tile = memory.tile[number % slots];
-    barrier_wait(&memory.tile_full[number % slots], number / slots % 2);
-    first_of_tile = uniform(tile.first_query);
-    seq_len_q = uniform(tile.seq_len_q);
-    band = Band(uniform(tile.band.lower), uniform(tile.band.upper), uniform(tile.band.seq_len_k));
+  const auto free_query = [&](int number) { release(&memory.query_empty[number % Shape::query_stages][group]); };
+  const auto wait_query = [&](int number) {
+    barrier_wait(&memory.query_full[number % Shape::query_stages][group], number / Shape::query_stages % 2);
   };
-  read_tile(0);
-  for (int number = 0;; ++number) {  // of the tile in hand; the one before still has to go out
-    const int query_stage = number % Shape::query_stages;
-    const auto wait_query = [&] {
-      barrier_wait(&memory.query_full[query_stage][group], number / Shape::query_stages % 2);
-    };
-    const auto free_query = [&](int stage) { release(&memory.query_empty[stage][group]); };
-    const ForwardTile& shared = memory.tile[number % slots];
-    const int first_query = first_of_tile + 64 * group;
-    const int last_query = min(first_query + 64, seq_len_q) - 1;
-    const KeyBlocks own = first_of_tile < 0 ? KeyBlocks{0, 0} : KeyBlocks(band, first_query, last_query, Shape::keys);
-    const int finished_stage = (number - 1) % Shape::query_stages;
-    const ForwardTile& finished = memory.tile[(number - 1) % slots];
-    char* const staging = memory.query[finished_stage][group] + 16 * warp * 128;
-    if (number > 0) {
-      const GroupResult<T, Shape> result(params, finished, 64 * group + 16 * warp);
-      if constexpr (Shape::staged) {
-        result.stage(state, staging);
-      } else {
-        result.store(state);
-      }
-    }
-    const auto finish_store = [&] {
-      if constexpr (Shape::staged) {
-        if (number == 0) return;
-        if (lane == 0) bulk_wait_read<0>();
-        free_query(finished_stage);
-      }
-    };
-    char* const query = memory.query[query_stage][group];
-    if (own.begin < own.end) {
+
+  GroupState<T, Shape> state;
+  GroupQueries<Shape> mine;  // of the tile in hand
+  // The first product of tile `number`.
+  const auto begin_tile = [&](const GroupQueries<Shape>& next, int number) {
+    char* const query = memory.query[number % Shape::query_stages][group];
+    if (next.see()) {
 #pragma unroll 1
-      for (int block = uniform(shared.blocks.end); block > own.end; --block) pass_key();
-      wait_query();
+      for (int block = next.tile.end; block > next.blocks.end; --block) pass_key();
+      wait_query(number);
       if (params.sign != 1) {
         T* const elements = reinterpret_cast<T*>(query);
         for (int i = static_cast<int>(threadIdx.x) % 128; i < 64 * Shape::tile_columns; i += 128) {
@@ -124,30 +118,36 @@ __device__ inline void multiply_tiles(const ForwardParams& params, ForwardMemory
       take_turn<Shape>(group);
     }
     state.start_scores(query, memory.key[keys.stage]);
-    if (own.begin < own.end) pass_turn<Shape>(group);
-    if (number > 0) {
-      const GroupResult<T, Shape> result(params, finished, 64 * group + 16 * warp);
-      if constexpr (Shape::staged) result.start_store(staging);
-      result.store_lse(state);
-      release(&memory.tile_empty[(number - 1) % slots]);
+    if (next.see()) pass_turn<Shape>(group);
+  };
+  const auto finish_store = [&](int number) {
+    if constexpr (Shape::staged) {
+      if (number < 0) return;
+      if (lane == 0) bulk_wait_read<0>();
+      free_query(number);
     }
-    wgmma_wait<0>();
-    hold(state.scores);
-    if (first_of_tile < 0) {
-      finish_store();
-      return;
-    }
-    state.clear();
+  };
 
-    if (own.begin < own.end) {
+  if (group == Shape::groups - 1) pass_turn<Shape>(group);
+  mine.read(memory, group, 0);
+  begin_tile(mine, 0);
+  wgmma_wait<0>();
+  hold(state.scores);
+#pragma unroll 1
+  for (int number = 0; !mine.none; ++number) {
+    char* const query = memory.query[number % Shape::query_stages][group];
+    state.clear();
+    if (mine.see()) {
+      const Band& band = mine.band;
+      const KeyBlocks own = mine.blocks;
       // Blocks uncut_begin, ..., uncut_end - 1 are visible to all 64 queries.
-      const int uncut_begin = (band.begin(last_query) + Shape::keys - 1) / Shape::keys;
-      const int uncut_end = max(band.end(first_query), 0) / Shape::keys;
+      const int uncut_begin = (band.begin(mine.last) + Shape::keys - 1) / Shape::keys;
+      const int uncut_end = max(band.end(mine.first), 0) / Shape::keys;
       const bool capped = params.softcap2 != 0;  // their maximum is always followed: the loop without it stays short
       const auto cut = [&](int block) { return block >= uncut_end || block < uncut_begin; };
       const auto adjust = [&](int block) {
         if (capped) state.cap(params);
-        if (cut(block)) state.hide(band, first_query + 16 * warp + lane / 4, block * Shape::keys, lane);
+        if (cut(block)) state.hide(band, mine.first + 16 * warp + lane / 4, block * Shape::keys, lane);
       };
       float factor[2];
       free_key();
@@ -155,9 +155,9 @@ __device__ inline void multiply_tiles(const ForwardParams& params, ForwardMemory
       adjust(block);
       for (int h = 0; h < 2; ++h) state.follow_maximum(h, scale2);
       state.pack_weights();
-      finish_store();
+      finish_store(number - 1);
 #pragma unroll 1
-      for (int block = uniform(shared.blocks.end); block > own.end; --block) pass_value();
+      for (int block = mine.tile.end; block > own.end; --block) pass_value();
       if (params.args.cu_seqlens_q != nullptr && own.end * Shape::keys > band.seq_len_k) {
         wait_value();
         clear_rows<Shape>(memory.value[values.stage], band.seq_len_k - block * Shape::keys);
@@ -176,13 +176,13 @@ __device__ inline void multiply_tiles(const ForwardParams& params, ForwardMemory
           pass_turn<Shape>(group);
           wgmma_wait<1>();
           hold(state.scores);
+          free_key();
           adjust(block);
           for (int h = 0; h < 2; ++h) factor[h] = state.follow_maximum(h, scale2);
           wgmma_wait<0>();
           hold(state.out);
           free_value();
           state.shrink_out(factor);
-          free_key();
           state.pack_weights();
         }
 #pragma unroll 1
@@ -205,23 +205,42 @@ __device__ inline void multiply_tiles(const ForwardParams& params, ForwardMemory
           state.pack_weights();
         }
       } while (block >= own.begin);
-      if constexpr (!Shape::staged) free_query(query_stage);
-      wait_value();
-      state.start_out(memory.value[values.stage]);
-      const int passed = own.begin - uniform(shared.blocks.begin);
-      read_tile(number + 1);
-      wgmma_wait<0>();
-      hold(state.out);
-      free_value();
-      pass(passed);
     } else {
-      finish_store();
-      pass(uniform(shared.blocks.end) - uniform(shared.blocks.begin));
-      wait_query();
-      if constexpr (!Shape::staged) free_query(query_stage);
-      read_tile(number + 1);
+      finish_store(number - 1);
+      pass(mine.tile.end - mine.tile.begin);
+      wait_query(number);
     }
+    if constexpr (!Shape::staged) free_query(number);
+    // The next tile begins while this one's last values are held: the ring has room for what is passed over until then.
+    // What a group that sees nothing multiplies here is not used.
+    static_assert(Shape::keys >= 64 && Shape::groups <= Shape::stages + 1);
+    const bool seen = mine.see();
+    const int passed = seen ? mine.blocks.begin - mine.tile.begin : 0;
+    if (seen) wait_value();
+    state.start_out(memory.value[values.stage]);
+    mine.read(memory, group, number + 1);
+#pragma unroll 1
+    for (int i = 0; i < passed; ++i) pass_key();
+    begin_tile(mine, number + 1);
+    wgmma_wait<1>();
+    hold(state.out);
+    if (seen) free_value();
+#pragma unroll 1
+    for (int i = 0; i < passed; ++i) pass_value();
+    const GroupResult<T, Shape> result(params, memory.tile[number % slots], 64 * group + 16 * warp);
+    if constexpr (Shape::staged) {
+      char* const staging = query + 16 * warp * 128;
+      result.stage(state, staging);
+      result.start_store(staging);
+    } else {
+      result.store(state);
+    }
+    result.store_lse(state);
+    release(&memory.tile_empty[number % slots]);
+    wgmma_wait<0>();
+    hold(state.scores);
   }
+  if (Shape::staged && lane == 0) bulk_wait_read<0>();
 }
 
 }  // namespace strobe::kernels::cuda::hopper

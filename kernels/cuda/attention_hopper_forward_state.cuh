@@ -83,18 +83,21 @@ struct GroupState {
 #pragma unroll
     for (float& x : scores) x = params.softcap2 * tanh_fast(x * params.softcap_scale);
   }
+  // Of the scores of a lane's row, in order of their columns, those before column `limit` of the lane, as bits.
+  __device__ static uint32_t columns_before(int limit) {
+    const int count = min(max(limit / 8 * 2 + min(limit % 8, 2), 0), keys / 4);
+    return ~__funnelshift_lc(0, ~0u, static_cast<unsigned>(count));
+  }
   // -inf for what the lane's rows `row` and row + 8 do not see of the keys from first_key on.
   __device__ void hide(const Band& band, int row, int first_key, int lane) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int begin = band.begin(row + 8 * h) - first_key - 2 * (lane % 4);
-      const int end = band.end(row + 8 * h) - first_key - 2 * (lane % 4);
+      const int first_column = first_key + 2 * (lane % 4);
+      const uint32_t seen = columns_before(band.end(row + 8 * h) - first_column) &
+                            ~columns_before(band.begin(row + 8 * h) - first_column);
 #pragma unroll
-      for (int n = 0; n < keys / 8; ++n) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          if (8 * n + c < begin || 8 * n + c >= end) scores[4 * n + 2 * h + c] = -infinity;
-        }
+      for (int i = 0; i < keys / 4; ++i) {
+        if ((seen >> i & 1) == 0) scores[i / 2 * 4 + 2 * h + i % 2] = -infinity;
       }
     }
   }
@@ -223,23 +226,23 @@ struct GroupResult {
     const float* const x = &state.out[4 * n + 2 * h];
     return inverse == 0 ? 0 : pack<T>(x[0] * inverse, x[1] * inverse);
   }
+  // By the first two lanes of four, one row each.
   __device__ void store_lse(const GroupState<T, Shape>& state) const {
-    float* const lse = static_cast<float*>(params.args.lse) + tile.lse;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = first_row + lane / 4 + 8 * h;
-      const float sum = total(state.sum[h]);
-      if (lane % 4 == 0 && row < tile.seq_len_q) {
-        lse[row] = sees(row) ? (state.maximum[h] + log2f(sum)) * ln2 : -std::numeric_limits<float>::infinity();
-      }
-    }
+    const float sums[2] = {total(state.sum[0]), total(state.sum[1])};
+    const bool second = lane % 2 != 0;
+    const int row = first_row + lane / 4 + 8 * (lane % 2);
+    if (lane % 4 > 1 || row < 0 || row >= tile.seq_len_q) return;
+    const float lse = ((second ? state.maximum[1] : state.maximum[0]) + log2f(second ? sums[1] : sums[0])) * ln2;
+    (static_cast<float*>(params.args.lse) + tile.lse)[row] = sees(row) ? lse : -std::numeric_limits<float>::infinity();
   }
   // Puts the rows into `staging` as a tile of 64 rows lies.
   __device__ void stage(const GroupState<T, Shape>& state, char* staging) const {
     const float inverses[2] = {inverse(state, 0), inverse(state, 1)};
+    const uint32_t place =
+        shared_address(staging) + static_cast<uint32_t>((lane & 15) * 128 + ((lane >> 4 ^ (lane & 7)) << 4));
 #pragma unroll
-    for (int n = 0; n < pieces; n += 2) {
-      store_matrices(shared_address(staging) + static_cast<uint32_t>(swizzled_offset(64, lane % 16, n + lane / 16)),
+    for (int n = 0; n < pieces; n += 2) {  // at swizzled_offset(64, lane % 16, n + lane / 16)
+      store_matrices((place ^ static_cast<uint32_t>(n % 8 << 4)) + static_cast<uint32_t>(n / 8 * 64 * 128),
                      {two(state, 0, n, inverses[0]), two(state, 1, n, inverses[1]), two(state, 0, n + 1, inverses[0]),
                       two(state, 1, n + 1, inverses[1])});
     }
@@ -248,6 +251,7 @@ struct GroupResult {
   }
   // Begins to bring them out from there; finish_store() before anything else is written there.
   __device__ void start_store(const char* staging) const {
+    if (first_row < 0) return;
     const int rows = tile.seq_len_q - first_row;
     if (params.args.cu_seqlens_q == nullptr || rows >= 16) {
       if (lane == 0) {
@@ -286,7 +290,7 @@ struct GroupResult {
         for (int i = 0; i < 4; ++i) words[i] = two(state, h, n + i, inverse_h);
         exchange_pieces(words, lane);
         const int piece = n + lane % 4;
-        if (row < tile.seq_len_q && 8 * piece < params.args.head_dim) {
+        if (row >= 0 && row < tile.seq_len_q && 8 * piece < params.args.head_dim) {
           __stwb(reinterpret_cast<uint4*>(out + row * stride + 8 * piece),
                  make_uint4(words[0], words[1], words[2], words[3]));
         }
