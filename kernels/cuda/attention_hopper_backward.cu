@@ -4,6 +4,8 @@
 
 #include "strobe/kernels/cuda/attention_hopper.h"
 #include "strobe/kernels/cuda/attention_hopper_backward_dquery.cuh"
+#include "strobe/kernels/cuda/attention_hopper_backward_rounds.cuh"
+#include "strobe/kernels/cuda/attention_hopper_backward_sum.cuh"
 #include "strobe/kernels/cuda/tensor_map.h"
 
 namespace strobe::kernels::cuda {
@@ -16,7 +18,6 @@ __global__ void __launch_bounds__(Shape::all_threads, 1) attention_backward(cons
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) char shared[];
   auto& memory = *reinterpret_cast<GradMemory<Shape>*>(shared);
-  const bool in_turns = params.base.deterministic;
   if (threadIdx.x == 0) {
     const auto init = [](auto& barriers, int arrivals) {
       for (uint64_t& barrier : barriers) barrier_init(&barrier, arrivals);
@@ -25,52 +26,70 @@ __global__ void __launch_bounds__(Shape::all_threads, 1) attention_backward(cons
     init(memory.query_empty, Shape::warps);
     init(memory.dout_full, 1);
     init(memory.dout_empty, Shape::warps);
-    barrier_init(&memory.number_empty, Shape::warps + 1 + (Shape::bulk ? 1 : in_turns ? 2 : 0));
-    for (uint64_t* one : {&memory.number_full, &memory.key_full, &memory.value_full, &memory.dquery_empty})
+    init(memory.scores_full, Shape::warps);
+    init(memory.scores_empty, 4);
+    for (uint64_t* one : {&memory.number_full, &memory.key_full, &memory.value_full, &memory.dquery_empty}) {
       barrier_init(one, 1);
-    for (uint64_t* each_warp : {&memory.keys_empty, &memory.scores_full, &memory.dquery_full, &memory.turn_used}) {
-      barrier_init(each_warp, Shape::warps);
     }
+    for (uint64_t* each_sum_warp : {&memory.dquery_full, &memory.turn_used}) barrier_init(each_sum_warp, 4);
+    barrier_init(&memory.number_empty, Shape::warps + 4 + (Shape::bulk ? 2 : 3));
+    barrier_init(&memory.keys_empty, Shape::warps + 4);
     barrier_init(&memory.turn_open, 2);
     barrier_init_fence();
   }
   __syncthreads();
   strobe::cuda::wait_for_earlier_kernels();
   const int group = uniform(static_cast<int>(threadIdx.x) / 128);
-  if (group == Shape::groups) {
+  if (group < Shape::groups) {
+    take_registers<Shape::group_registers>();
+    multiply_blocks<T, Shape, head_dim>(params, memory, group);
+  } else if (group == Shape::groups) {
+    give_registers<Shape::sum_registers>();
+    sum_dquery<T, Shape>(params, memory);
+  } else {
     give_registers<Shape::loader_registers>();
-    const int role = static_cast<int>(threadIdx.x) - Shape::threads;
+    const int role = static_cast<int>(threadIdx.x) - Shape::threads - 128;
     if (role == 0) load_queries<Shape>(params, memory);
     if (role == 32) load_keys<Shape>(params, memory);
     if constexpr (Shape::bulk) {
       if (role == 64) add_tiles<Shape>(params, memory);
-    } else if (in_turns) {
+    } else {
       if (role == 64) open_turns<Shape>(params, memory);
       if (role == 96) close_turns<Shape>(params, memory);
     }
-  } else {
-    take_registers<Shape::group_registers>();
-    multiply_blocks<T, Shape, head_dim>(params, memory, group);
   }
 #endif
 }
 
-// Calls f<T, Shape, head_dim>() with the least instance that holds head_dim. Who need not wait for a turn adds dquery
-// by TMA, which costs fewer instructions and more time until the next block sees the sum.
+// Calls f<T, Shape, head_dim>() with the least instance that holds head_dim. At head_dim 64 shared memory has time to
+// pass dquery on by TMA, which takes fewer instructions, and more time until the next block sees the sum; elsewhere and
+// in turns it is added out of registers.
 template <class F>
 auto dispatch_hopper(const AttentionArgs& args, F&& f) {
-  const auto with_shape = [&]<class T, bool bulk>() {
-    if (args.head_dim <= 64) return f.template operator()<T, GradShape<64, 2, bulk ? 2 : 3, 2, true, bulk>, 64>();
-    if (args.head_dim <= 96) return f.template operator()<T, GradShape<128, 1, 3, 2, false, bulk>, 96>();
-    return f.template operator()<T, GradShape<128, 1, 3, 2, false, bulk>, 128>();
-  };
   const auto with_type = [&]<class T>() {
     if (args.head_dim > 192) return f.template operator()<T, WideGradShape<256, 2, false>, 256>();
     if (args.head_dim > 128) return f.template operator()<T, WideGradShape<192, 3, true>, 192>();
-    return args.deterministic ? with_shape.template operator()<T, false>() : with_shape.template operator()<T, true>();
+    if (args.head_dim > 96) return f.template operator()<T, GradShape<128, 1, 3, 2, false, false>, 128>();
+    if (args.head_dim > 64) return f.template operator()<T, GradShape<128, 1, 3, 2, false, false>, 96>();
+    if (args.deterministic) return f.template operator()<T, GradShape<64, 2, 3, 2, true, false>, 64>();
+    return f.template operator()<T, GradShape<64, 2, 2, 2, true, true>, 64>();
   };
   if (args.dtype == DType::bf16) return with_type.template operator()<bfloat16>();
   return with_type.template operator()<float16>();
+}
+
+// How many heads' key blocks are numbered in turns; head_bytes: of the queries, dout and sums for dquery of one. A
+// power of two, so that few of the last ones remain.
+int64_t heads_of_sums(int64_t head_bytes, int64_t heads, bool in_turns, const strobe::cuda::DeviceProperties& gpu) {
+  const auto fits = [&](int64_t count) {
+    // In turns, blocks of one head wait for each other: more heads are worth leaving the L2 cache. Measured on an H200.
+    if (in_turns) return count * count * head_bytes <= int64_t{20} * gpu.l2_bytes;
+    // About eight blocks of a head at the same time, and what they share stays in the cache.
+    return count * head_bytes <= gpu.l2_bytes * 2 / 3 && count * 8 <= gpu.multiprocessors;
+  };
+  int64_t count = 1;
+  while (2 * count <= heads && fits(2 * count)) count *= 2;
+  return count;
 }
 
 template <class Shape>
@@ -81,22 +100,18 @@ GradParams grad_params(const char* operation, const AttentionGradArgs& grad,
   BackwardParams base = backward_params<Shape>(grad, grad.workspace, bytes);
   STROBE_CHECK(grad.workspace_bytes >= bytes, operation, ": workspace of ", grad.workspace_bytes,
                " bytes given, expected ", bytes);
-  // About eight blocks of a head at the same time: those find its queries in the L2 cache, and in turns they wait
-  // little.
-  base.heads_together = std::min<int64_t>(std::max(gpu.multiprocessors / 8, 1), args.batch * args.num_kv_heads);
   const int64_t group_heads = args.num_heads / args.num_kv_heads;
   const int64_t queries = std::max<int64_t>(args.seq_len_q, 1) * group_heads;
+  const int64_t heads = args.batch * args.num_kv_heads;
   if constexpr (Shape::sums_dquery) {
-    // Queries, dout and the sums for dquery of all these heads shall stay in the L2 cache.
-    const int64_t bytes = queries * Shape::columns * (2 + 2 + 4);
-    base.heads_together = std::clamp<int64_t>(gpu.l2_bytes * 2 / 3 / bytes, 1, base.heads_together);
+    base.heads_together = heads_of_sums(queries * Shape::columns * (2 + 2 + 4), heads, base.deterministic, gpu);
   } else {
     // Nobody waits for a turn. Where blocks differ, those of some heads come in descending order of their work: of as
     // many as leave queries and dout room in the L2 cache.
-    const int64_t bytes = queries * args.head_dim * (2 + 2);
-    base.heads_together = std::clamp<int64_t>(args.causal ? (16 << 20) / bytes : 1, 1, base.heads_together);
+    const int64_t head_bytes = queries * args.head_dim * (2 + 2);
+    base.heads_together = std::clamp<int64_t>(args.causal ? (16 << 20) / head_bytes : 1, 1, heads);
   }
-  base.stores_first = Shape::bulk || base.deterministic;
+  base.stores_first = true;
   const auto map = [&](const AttentionTensor& tensor, int64_t seq_len, int64_t num_heads, int rows) {
     return tensor_map(operation, tensor, args.dtype, args.batch, seq_len, num_heads, args.head_dim, rows);
   };
@@ -105,7 +120,7 @@ GradParams grad_params(const char* operation, const AttentionGradArgs& grad,
           .value = map(args.value, args.seq_len_k, args.num_kv_heads, Shape::keys),
           .dout = map(grad.dout, args.seq_len_q, args.num_heads, Shape::queries),
           .base = base,
-          .group_heads = static_cast<int>(args.num_heads / args.num_kv_heads)};
+          .group_heads = static_cast<int>(group_heads)};
 }
 
 template <class T, class Shape, int head_dim>

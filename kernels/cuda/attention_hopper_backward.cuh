@@ -1,7 +1,8 @@
 // Attention backward on Hopper (FlashAttention-3, Shah et al. 2024, section 3): a block draws 128 keys of a kv head
 // after the other and visits the queries that see them. Two threads have tiles brought by TMA, two warpgroups of 64
-// keys multiply them by wgmma. Scores are computed transposed, so that P and dS are operands of dvalue and dkey as they
-// lie in registers.
+// keys multiply them by wgmma (attention_hopper_backward_group.cuh), a third one sums dquery over both
+// (attention_hopper_backward_sum.cuh). Scores are computed transposed, so that P and dS are operands of dvalue and dkey
+// as they lie in registers.
 #pragma once
 
 #include "strobe/kernels/cuda/attention_mma_backward.cuh"
@@ -15,8 +16,16 @@ struct GradParams {
   int group_heads;  // query heads that read one kv head
 };
 
-// A query tile has `parts` times 64 queries, which one after the other meet the keys; the sum for dquery follows for
-// all of them: each warpgroup has 64 of the queries, or of one part 64 columns.
+// Where shared memory begins, / 16, computed anew where it is used and not kept in registers from before.
+__device__ inline uint32_t memory_place() {
+  extern __shared__ __align__(1024) char shared[];
+  uint32_t place = shared_address(shared) >> 4 & 0x3fff;
+  asm volatile("" : "+r"(place));
+  return place;
+}
+
+// A query tile has `parts` times 64 queries, which one after the other meet the keys; dquery is summed in two halves:
+// the 64 queries of each part, or 64 columns of the only one.
 template <int columns_, int parts_, int query_stages_, int dout_stages_, bool keys_in_registers_, bool bulk_>
 struct GradShape {
   static constexpr int columns = columns_;  // of tiles; head_dim may be less
@@ -26,13 +35,14 @@ struct GradShape {
   static constexpr bool keys_in_registers = keys_in_registers_;  // their rows as operands for S and dP
   static constexpr bool bulk = bulk_;  // dquery is added by TMA out of shared memory, not out of registers
   static constexpr bool sums_dquery = true, douts_apart = false;
-  static constexpr int threads = 128 * groups, all_threads = threads + 128;
+  static constexpr int threads = 128 * groups, all_threads = threads + 256;
   static constexpr int key_bytes = keys * columns * 2, query_bytes = queries * columns * 2;
   static constexpr int score_bytes = queries * keys * 2, row_bytes = RowTable::columns * queries * 4;
   static constexpr int dquery_floats = queries * columns, staging_bytes = 16 * 64 * 2;
-  static constexpr int loader_registers = 24, group_registers = 240;
+  static constexpr int loader_registers = 32, sum_registers = 64, group_registers = 208;
   // How finish_backward finds the parts of dquery that a thread has: of each warp 16 rows and 64 columns.
-  static constexpr int warps = 4 * groups, query_warps = 4 * parts, query_rows = 1, query_columns = 8;
+  static constexpr int warps = 4 * groups, query_warps = 4 * parts, query_rows = 1, query_columns = 8,
+                       sum_threads = 128;
   static_assert(parts * columns == 128);
 
   // Where operands begin in their tiles, in bytes, for step `step` of 16 summed elements. Tiles are chunks of 64
@@ -45,11 +55,11 @@ struct GradShape {
     return step / 4 * chunk_bytes(queries) + part * part_queries * 128 + step % 4 * 32;
   }
   static constexpr int query_rows_at(int part, int step) { return part * part_queries * 128 + step * 16 * 128; }
-  static constexpr int score_columns_at(int group, int step) {
-    return step / 4 * chunk_bytes(queries) + (parts == 1 ? 0 : group * part_queries * 128) + step % 4 * 32;
+  static constexpr int score_columns_at(int half, int step) {
+    return step / 4 * chunk_bytes(queries) + (parts == 1 ? 0 : half * part_queries * 128) + step % 4 * 32;
   }
-  static constexpr int key_rows_at(int group, int step) {
-    return (parts == 1 ? group * chunk_bytes(keys) : 0) + step * 16 * 128;
+  static constexpr int key_rows_at(int half, int step) {
+    return (parts == 1 ? half * chunk_bytes(keys) : 0) + step * 16 * 128;
   }
   // Where a lane stores its row of the transposed dS of 16 queries: the first ones of part 0 ...
   static constexpr int score_store_at(int group, int warp, int lane) {
@@ -73,10 +83,11 @@ struct GradMemory {
   uint64_t key_full, value_full, keys_empty;
   uint64_t query_full[Shape::query_stages], query_empty[Shape::query_stages];
   uint64_t dout_full[Shape::dout_stages], dout_empty[Shape::dout_stages];
-  uint64_t scores_full;                // and the dquery of the round before is multiplied
+  uint64_t scores_full[Shape::score_stages], scores_empty[Shape::score_stages];
   uint64_t dquery_full, dquery_empty;  // Shape::bulk
-  uint64_t turn_open, turn_used;       // in turns, otherwise
+  uint64_t turn_open, turn_used;       // otherwise
   int number;                          // of the next block of keys
+  int is_first[2];                     // at this query tile, and at the next one
 };
 template <class Shape>
 constexpr int grad_shared_bytes = static_cast<int>(sizeof(GradMemory<Shape>));  // at most 232,448
@@ -109,7 +120,6 @@ struct KeyBlock {
   int seq_len_q;
   int first_head;  // of the group that reads this kv head
   int first_tile, tiles, steps;
-  int first_uncut, last_uncut;  // 64 queries from one of these on see all keys
   Band band;
 
   __device__ KeyBlock(const GradParams& params, const KeyPlace<Shape>& place)
@@ -124,36 +134,53 @@ struct KeyBlock {
     first_tile = max(first_key - band.upper, 0) / Shape::queries;
     tiles = (past <= 0 ? 0 : (past + Shape::queries - 1) / Shape::queries) - first_tile;
     steps = tiles <= 0 ? 0 : tiles * params.group_heads;
-    first_uncut = first_key + Shape::keys > band.seq_len_k ? seq_len_q : first_key + Shape::keys - 1 - band.upper;
-    last_uncut = seq_len_q - 1 + band.lower <= first_key ? seq_len_q : first_key - band.lower - Shape::part_queries + 1;
+  }
+
+  // Whether some of 64 queries do not see all of 64 keys.
+  __device__ bool is_cut(int first_query, int key) const {
+    const bool past_end = key + 64 > band.seq_len_k, sees_first = first_query + 63 + band.lower <= key;
+    const bool all_see_first = sees_first || seq_len_q - 1 + band.lower <= key;
+    return past_end || !all_see_first || key + 63 > first_query + band.upper;
   }
 
   // In turns, key blocks add to dquery of a query tile in ascending order; this is how many come before.
   __device__ int turn(int tile) const { return number - band.begin(tile * Shape::queries) / Shape::keys; }
 };
 
-// A query tile of a block of keys: from the last one of a head to the first, then those of the next head. So a block
-// follows on the heels of the one before it, and both wait little, whatever the mask.
+// A query tile of a block of keys: all of one head, then those of the next one. In turns they go from the last one to
+// the first: so a block follows on the heels of the one before it, and both wait little, whatever the mask. In any
+// order each block begins where its own keys stand and goes round, so that few add to one tile at the same time.
 template <class Shape>
 struct Step {
   const KeyBlock<Shape>& block;
-  int head, tile;
+  int head, tile, start;
   int place;  // in the workspace
+  bool upwards;
 
   __device__ Step(const BackwardParams& params, const KeyBlock<Shape>& keys)
-      : block(keys), head(keys.first_head), tile(keys.first_tile + keys.tiles - 1) {
+      : block(keys), head(keys.first_head), upwards(Shape::sums_dquery && !params.deterministic) {
+    start = upwards ? max(min(keys.first_key / Shape::queries, last_tile()), keys.first_tile) : last_tile();
+    tile = start;
     const int num_heads = static_cast<int>(params.grad.forward.num_heads);
     place = (block.batch * num_heads + head) * static_cast<int>(params.table.query_tiles) + tile;
   }
   __device__ void advance(const BackwardParams& params) {
-    --tile, --place;
-    if (tile >= block.first_tile) return;
+    const int before = tile;
+    if (upwards) {
+      tile = tile == last_tile() ? block.first_tile : tile + 1;
+    } else {
+      tile = tile == block.first_tile ? last_tile() : tile - 1;
+    }
+    place += tile - before;
+    if (tile != start) return;
     ++head;
-    tile += block.tiles;
-    place += block.tiles + static_cast<int>(params.table.query_tiles);
+    place += static_cast<int>(params.table.query_tiles);
   }
   __device__ int first_query() const { return tile * Shape::queries; }
   __device__ int turn() const { return block.turn(tile); }
+
+ private:
+  __device__ int last_tile() const { return block.first_tile + block.tiles - 1; }
 };
 
 // Who follows the blocks of keys: one thread, or a whole warp, for which numbers are the same in all lanes.
@@ -249,21 +276,6 @@ __device__ inline void load_keys(const GradParams& params, GradMemory<Shape>& me
   });
 }
 
-__device__ inline void fence_gpu() { STROBE_HOPPER_ASM("fence.acq_rel.gpu;" ::: "memory"); }
-__device__ inline int read_turn(const int* counter) {
-  int now = 0;
-  STROBE_HOPPER_ASM("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
-  return now;
-}
-__device__ inline void wait_turn(const int* counter, int turn) {
-  while (read_turn(counter) != turn) continue;
-  fence_gpu();
-}
-__device__ inline void end_turn(int* counter, int turn) {
-  fence_gpu();
-  STROBE_HOPPER_ASM("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(counter), "r"(turn + 1) : "memory");
-}
-
 // Calls f(step, parity) for each step of each block, as one thread.
 template <class Shape, class F>
 __device__ inline void for_each_step(const GradParams& params, GradMemory<Shape>& memory, F&& f) {
@@ -273,55 +285,6 @@ __device__ inline void for_each_step(const GradParams& params, GradMemory<Shape>
 #pragma unroll 1
     for (int i = 0; i < block.steps; ++i, step.advance(params.base), parity ^= 1) f(step, parity);
   });
-}
-
-// In turns without Shape::bulk two threads keep the order: one awaits this block's turn at each tile, the other ends it
-// when all warps have added. A turn opens when both have arrived, so neither misses a phase.
-template <class Shape>
-__device__ inline void open_turns(const GradParams& params, GradMemory<Shape>& memory) {
-  for_each_step(params, memory, [&](const Step<Shape>& step, uint32_t parity) {
-    wait_turn(params.base.turns + step.place, step.turn());
-    barrier_arrive(&memory.turn_open);
-    barrier_wait(&memory.turn_open, parity);
-  });
-}
-template <class Shape>
-__device__ inline void close_turns(const GradParams& params, GradMemory<Shape>& memory) {
-  for_each_step(params, memory, [&](const Step<Shape>& step, uint32_t parity) {
-    barrier_arrive(&memory.turn_open);
-    barrier_wait(&memory.turn_used, parity);
-    end_turn(params.base.turns + step.place, step.turn());
-  });
-}
-
-// Shape::bulk: one thread adds what the warpgroups leave in memory.dquery, in any order. Whoever comes first to a query
-// tile stores its part instead, so that nobody need write zeros before; the others wait for it. The counter of turns
-// tells how far this is.
-template <class Shape>
-__device__ inline void add_tiles(const GradParams& params, GradMemory<Shape>& memory) {
-  constexpr int bytes = Shape::dquery_floats * 4, untouched = 0, begun = 1, stored = 2;
-  for_each_step(params, memory, [&](const Step<Shape>& step, uint32_t parity) {
-    int* const counter = params.base.turns + step.place;
-    float* const sums = params.base.dquery + int64_t{step.place} * Shape::dquery_floats;
-    const bool was_stored = read_turn(counter) == stored;  // asked before it matters
-    if (was_stored) fence_gpu();
-    barrier_wait(&memory.dquery_full, parity);
-    const bool stores = !was_stored && atomicCAS(counter, untouched, begun) == untouched;
-    if (stores) {
-      bulk_store(sums, memory.dquery, bytes);
-    } else {
-      if (!was_stored) wait_turn(counter, stored);
-      fence_async_proxy_all();
-      bulk_add(sums, memory.dquery, bytes);
-    }
-    bulk_commit();
-    bulk_wait_read<0>();
-    barrier_arrive(&memory.dquery_empty);
-    if (!stores) return;
-    bulk_wait<0>();
-    end_turn(counter, begun);
-  });
-  bulk_wait<0>();
 }
 
 }  // namespace strobe::kernels::cuda::hopper

@@ -1,17 +1,9 @@
-// What the two warpgroups of Hopper's attention backward do that multiply.
+// What the two warpgroups of Hopper's attention backward have in registers, and how they work on it.
 #pragma once
 
 #include "strobe/kernels/cuda/attention_hopper_backward.cuh"
 
 namespace strobe::kernels::cuda::hopper {
-
-// Where shared memory begins, / 16, computed anew where it is used and not kept in registers from before.
-__device__ inline uint32_t memory_place() {
-  extern __shared__ __align__(1024) char shared[];
-  uint32_t place = shared_address(shared) >> 4 & 0x3fff;
-  asm volatile("" : "+r"(place));
-  return place;
-}
 
 // The two floats that were packed.
 template <class T>
@@ -34,9 +26,8 @@ struct GroupGradient {
   static constexpr int sums = Shape::part_queries / 2;
   using Memory = GradMemory<Shape>;
   float dkey[head_dim / 2] = {}, dvalue[head_dim / 2] = {};
-  float scores[sums];   // S, then P
-  float dscores[sums];  // dP, then dS
-  float dquery[32];
+  float scores[sums];                                 // S, then P
+  float dscores[sums];                                // dP, then dS
   uint32_t packed[part_steps][4];                     // P, then dS
   uint32_t key[head_steps][4], value[head_steps][4];  // Shape::keys_in_registers
 
@@ -54,6 +45,7 @@ struct GroupGradient {
                                        int query_tile, int group, int stage, int part) {
     const uint32_t a = memory_place() + static_cast<uint32_t>(Shape::key_columns_at(group, 0) / 16);
     const uint32_t b = memory_place() + static_cast<uint32_t>(stage * Shape::query_bytes / 16);
+    forget(result);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < head_steps; ++step) {
@@ -90,33 +82,19 @@ struct GroupGradient {
   // dvalue += P dO, dkey += dS Q
   __device__ void start_dvalue(int stage, int part) { start_sum(dvalue, packed, offsetof(Memory, dout), stage, part); }
   __device__ void start_dkey(int stage, int part) { start_sum(dkey, packed, offsetof(Memory, query), stage, part); }
-  // dquery = dS K
-  __device__ void start_dquery(int stage, int group) {
-    const uint32_t a =
-        memory_place() + static_cast<uint32_t>((stage * Shape::score_bytes + Shape::score_columns_at(group, 0)) / 16);
-    const uint32_t b = memory_place() + static_cast<uint32_t>(Shape::key_rows_at(group, 0) / 16);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < Shape::keys / 16; ++step) {
-      Wgmma<T, 64>::template tiles<true>(
-          dquery, wgmma_operand(a, offsetof(Memory, scores) + Shape::score_columns_at(0, step)),
-          wgmma_operand(b, offsetof(Memory, key) + Shape::key_rows_at(0, step)), step > 0);
-    }
-    wgmma_commit();
-  }
-
-  // P = 2^(S - log_sum), by row table. rows: those of the 64 queries.
-  __device__ void weigh(const float* rows, float scale2, int lane) {
+  // P = 2^(S - log_sum), by row table, of one half of the 64 queries. rows: those of all.
+  __device__ void weigh(const float* rows, float scale2, int half, int lane) {
+    constexpr int count = sums / 2;
     const float2 reference = reinterpret_cast<const float2*>(rows + RowTable::reference * Shape::queries)[lane];
     if (__any_sync(~0u, reference.x != 0 || reference.y != 0)) {
 #pragma unroll
-      for (int i = 0; i < sums; ++i) {
+      for (int i = half * count; i < (half + 1) * count; ++i) {
         scores[i] = fmaf(scores[i], scale2, -rows[RowTable::reference * Shape::queries + column(i, lane)]);
       }
       scale2 = 1;
     }
 #pragma unroll
-    for (int n = 0; n < sums / 4; ++n) {
+    for (int n = half * count / 4; n < (half + 1) * count / 4; ++n) {
       const float2 log_sum = at(rows + RowTable::log_sum * Shape::queries, n, lane);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -139,15 +117,16 @@ struct GroupGradient {
       }
     }
   }
-  // 0 for pairs outside of the band. key: the lane's row h = 0; first_query: of the 64.
-  __device__ static void hide(float (&values)[sums], const Band& band, int key, int first_query, int lane) {
+  // 0 for pairs outside of the band, of some columns. key: the lane's row h = 0; first_query: of the 64.
+  __device__ static void hide(float (&values)[sums], int from, int to, const Band& band, int key, int first_query,
+                              int lane) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = key + 8 * h, first = first_query + 2 * (lane % 4);
       const int begin = row - band.upper - first;
       const int end = row < band.seq_len_k ? row - band.lower + 1 - first : 0;
 #pragma unroll
-      for (int n = 0; n < sums / 4; ++n) {
+      for (int n = from / 4; n < to / 4; ++n) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           if (8 * n + c < begin || 8 * n + c >= end) values[4 * n + 2 * h + c] = 0;
@@ -155,9 +134,9 @@ struct GroupGradient {
       }
     }
   }
-  __device__ static void pack_all(uint32_t (&packed)[part_steps][4], const float (&values)[sums]) {
+  __device__ static void pack_some(uint32_t (&packed)[part_steps][4], const float (&values)[sums], int from, int to) {
 #pragma unroll
-    for (int i = 0; i < sums / 2; ++i) packed[i / 4][i % 4] = pack<T>(values[2 * i], values[2 * i + 1]);
+    for (int i = from / 2; i < to / 2; ++i) packed[i / 4][i % 4] = pack<T>(values[2 * i], values[2 * i + 1]);
   }
 
  private:
@@ -172,183 +151,96 @@ template <class Shape>
 struct GroupProgress {
   Ring<Shape::query_stages> queries;
   Ring<Shape::dout_stages> douts;
+  Ring<Shape::score_stages> scores;
   uint32_t keys_parity = 0;
-  int rounds = 0;
 };
 
-// Where dquery of a query tile is summed, and whose turn it is to add.
-struct QueryPlace {
-  int place, turn;
-};
-
-// Adds what a warpgroup has of dquery of a query tile.
-template <class Shape>
-__device__ inline void add_dquery(const BackwardParams& params, GradMemory<Shape>& memory, const QueryPlace& at,
-                                  uint32_t parity, const float (&dquery)[32]) {
-  const auto four = [&](int n) {
-    return float4{dquery[4 * n], dquery[4 * n + 1], dquery[4 * n + 2], dquery[4 * n + 3]};
-  };
-  if constexpr (Shape::bulk) {
-    float4* const to = reinterpret_cast<float4*>(memory.dquery) + threadIdx.x;
-    barrier_wait(&memory.dquery_empty, parity ^ 1);
-#pragma unroll
-    for (int n = 0; n < 8; ++n) to[n * Shape::threads] = four(n);
-    fence_async_proxy();
-    WholeWarp::arrive(&memory.dquery_full);
-    return;
-  }
-  float* const to = params.dquery + int64_t{at.place} * Shape::dquery_floats + lane_floats * threadIdx.x;
-  if (params.deterministic) barrier_wait(&memory.turn_open, parity);
-  if (params.deterministic && at.turn == 0) {
-#pragma unroll
-    for (int n = 0; n < 8; ++n) reinterpret_cast<float4*>(to)[n * Shape::threads] = four(n);
-  } else {
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const float4 x = four(n);
-      add_to<Shape::threads>(to, n, {x.x, x.y, x.z, x.w});
-    }
-  }
-  if (params.deterministic) WholeWarp::arrive(&memory.turn_used);
-}
-
-// One warpgroup: its 64 keys of a block that some query sees. Products are started before the results of earlier ones
-// are worked on, so that the tensor cores are not idle: dS is computed beside dvalue and the next S, what leaves for
-// dquery beside dkey, exponentials beside dkey and the next dP. dquery is that of the round before, so that neither
-// warpgroup waits for the other's dS; in the first round it is made of what lies there, and not used, since ptxas takes
-// no product within an if. A round begins after the exponentials, when no product is under way: ptxas gives up where
-// products last from one round of a loop to the next.
+// A warpgroup at work on its 64 keys of a block.
 template <class T, class Shape, int head_dim>
-__device__ inline void multiply_tiles(const GradParams& params, GradMemory<Shape>& memory, const KeyBlock<Shape>& block,
-                                      int group, GroupProgress<Shape>& progress,
-                                      GroupGradient<T, Shape, head_dim>& state) {
-  const BackwardParams& base = params.base;
-  const float scale2 = base.score.magnitude * log2e;
-  auto& [queries, douts, keys_parity, rounds] = progress;
-  Step<Shape> step(base, block);
-  const auto first_query = [&](int part) { return step.first_query() + part * Shape::part_queries; };
-  const auto is_cut = [&](int part) {
-    return first_query(part) < block.first_uncut || first_query(part) > block.last_uncut;
-  };
-  const auto rows = [&](int part) { return memory.rows[queries.stage] + part * Shape::part_queries; };
-  const auto hide = [&](float(&values)[Shape::part_queries / 2], int part) {
-    const int lane = fresh_lane();
-    const int warp = static_cast<int>(threadIdx.x) % 128 / 32;
-    state.hide(values, block.band, block.first_key + Shape::group_keys * group + 16 * warp + lane / 4,
-               first_query(part), lane);
-  };
-  const auto weigh = [&](int part) {
-    state.weigh(rows(part), scale2, fresh_lane());
-    if (is_cut(part)) hide(state.scores, part);
-  };
+struct GroupWork {
+  const GradParams& params;
+  GradMemory<Shape>& memory;
+  const KeyBlock<Shape>& block;
+  const int group;
+  GroupProgress<Shape>& progress;
+  GroupGradient<T, Shape, head_dim>& state;
+  Step<Shape> step;  // of the queries that P belongs to
+  static constexpr int sums = GroupGradient<T, Shape, head_dim>::sums;
 
-  barrier_wait(&memory.key_full, keys_parity);
-  if (base.score.sign != 1) {
-    T* const elements = reinterpret_cast<T*>(memory.key);
-    for (int i = static_cast<int>(threadIdx.x); i < Shape::key_bytes / 2; i += Shape::threads) {
-      elements[i] = T(static_cast<float>(elements[i]) * base.score.sign);
-    }
-    fence_async_proxy();
-    barrier_groups<Shape::threads>();
+  __device__ GroupWork(const GradParams& params, GradMemory<Shape>& memory, const KeyBlock<Shape>& block, int group,
+                       GroupProgress<Shape>& progress, GroupGradient<T, Shape, head_dim>& state)
+      : params(params),
+        memory(memory),
+        block(block),
+        group(group),
+        progress(progress),
+        state(state),
+        step(params.base, block) {}
+
+  __device__ int first_key() const { return block.first_key + Shape::group_keys * group; }
+  __device__ int first_query(int part) const { return step.first_query() + part * Shape::part_queries; }
+  __device__ const float* rows(int part) const {
+    return memory.rows[progress.queries.stage] + part * Shape::part_queries;
   }
-  const int tile_row = static_cast<int>(threadIdx.x) / 32 * 16;
-  if constexpr (Shape::keys_in_registers) state.load_rows(state.key, memory.key, tile_row, fresh_lane());
-  barrier_wait(&memory.query_full[queries.stage], queries.parity);
-  state.start_scores(queries.stage, group, 0);
-  barrier_wait(&memory.value_full, keys_parity);
-  keys_parity ^= 1;
-  if constexpr (Shape::keys_in_registers) state.load_rows(state.value, memory.value, tile_row, fresh_lane());
-  barrier_wait(&memory.dout_full[douts.stage], douts.parity);
-  state.start_dscores(douts.stage, group, 0);
-  wgmma_wait<1>();
-  hold(state.scores);
-  weigh(0);
-  state.pack_all(state.packed, state.scores);
-  wgmma_wait<0>();
-  hold(state.dscores);
-
-  QueryPlace before = {};
-  const auto round = [&](int i, auto last_round) {
-    constexpr bool more = !decltype(last_round)::value;
-    const int score_stage = rounds % Shape::score_stages;
-    Ring<Shape::query_stages> next = queries;
-    next.advance();
+  __device__ void hide(float (&values)[sums], int part, int from, int to) {
+    if (!block.is_cut(first_query(part), first_key())) return;
+    const int lane = fresh_lane(), warp = static_cast<int>(threadIdx.x) % 128 / 32;
+    state.hide(values, from, to, block.band, first_key() + 16 * warp + lane / 4, first_query(part), lane);
+  }
+  // P of one half of the queries of a part.
+  __device__ void weigh(int part, int half) {
+    state.weigh(rows(part), params.base.score.magnitude * log2e, half, fresh_lane());
+    hide(state.scores, part, half * sums / 2, (half + 1) * sums / 2);
+  }
+  __device__ void pack_weights(int half) {
+    state.pack_some(state.packed, state.scores, half * sums / 2, (half + 1) * sums / 2);
+  }
+  // dS of a part, in f32.
+  __device__ void differentiate(int part) {
+    state.differentiate(rows(part), fresh_lane());
+    hide(state.dscores, part, 0, sums);
+  }
+  __device__ void free_dout() {
+    WholeWarp::arrive(&memory.dout_empty[progress.douts.stage]);
+    progress.douts.advance();
+  }
+  // dS of a part goes to shared memory, and when all have come to the third warpgroup.
+  __device__ void store_dscores(int part) {
+    auto& scores = progress.scores;
+    if (part == 0) barrier_wait(&memory.scores_empty[scores.stage], scores.parity ^ 1);
+    const int warp = static_cast<int>(threadIdx.x) % 128 / 32;
+    const uint32_t store = shared_address(memory.scores[scores.stage]) +
+                           static_cast<uint32_t>(Shape::score_store_at(group, warp, fresh_lane()));
 #pragma unroll
-    for (int part = 0; part < Shape::parts; ++part) {
-      const bool last_part = part + 1 == Shape::parts;
-      state.start_dvalue(douts.stage, part);
-      if (!last_part) {
-        state.start_scores(queries.stage, group, part + 1);
-      } else if (more) {
-        barrier_wait(&memory.query_full[next.stage], next.parity);
-        state.start_scores(next.stage, group, 0);
-      } else {
-        wgmma_commit();
-      }
-      state.differentiate(rows(part), fresh_lane());
-      if (is_cut(part)) hide(state.dscores, part);
-      wgmma_wait<1>();
-      if (last_part) {
-        WholeWarp::arrive(&memory.dout_empty[douts.stage]);
-        douts.advance();
-      }
-      state.pack_all(state.packed, state.dscores);
-      if (i > 0 && part == 0) barrier_wait(&memory.scores_full, (rounds ^ 1) & 1);
-      const uint32_t store =
-          shared_address(memory.scores[score_stage]) +
-          static_cast<uint32_t>(Shape::score_store_at(group, static_cast<int>(threadIdx.x) % 128 / 32, fresh_lane()));
-#pragma unroll
-      for (int n = 0; n < state.part_steps; ++n) {
-        store_transposed(store + static_cast<uint32_t>(Shape::score_step(part, n)), state.packed[n]);
-      }
-      if (last_part) fence_async_proxy();
-      if (part == 0) state.start_dquery(score_stage ^ 1, group);
-      state.start_dkey(queries.stage, part);
-      if (part == 0) {
-        wgmma_wait<1>();
-        hold(state.dquery);
-      }
-      if (last_part) WholeWarp::arrive(&memory.scores_full);
-      if (i > 0 && part == 0) add_dquery<Shape>(base, memory, before, (rounds ^ 1) & 1, state.dquery);
-      if (last_part) {
-        ++rounds;
-        if (!more) break;
-      }
-      uint64_t* const query_empty = &memory.query_empty[queries.stage];
-      if (last_part) {
-        queries = next;
-        before = {step.place, step.turn()};
-        step.advance(base);
-        barrier_wait(&memory.dout_full[douts.stage], douts.parity);
-      }
-      state.start_dscores(douts.stage, group, last_part ? 0 : part + 1);
-      wgmma_wait<2>();
-      hold(state.scores);
-      weigh(last_part ? 0 : part + 1);
-      wgmma_wait<1>();
-      if (last_part) WholeWarp::arrive(query_empty);
-      state.pack_all(state.packed, state.scores);
-      wgmma_wait<0>();
-      hold(state.dscores);
-      hold(state.dkey);
-      hold(state.dvalue);
+    for (int n = 0; n < state.part_steps; ++n) {
+      store_transposed(store + static_cast<uint32_t>(Shape::score_step(part, n)), state.packed[n]);
     }
-  };
-#pragma unroll 1
-  for (int i = 0; i < block.steps - 1; ++i) round(i, std::false_type());
-  round(block.steps - 1, std::true_type());
-  wgmma_wait<0>();
-  hold(state.dkey);
-  hold(state.dvalue);
-  WholeWarp::arrive(&memory.query_empty[queries.stage]);
-  queries.advance();
-  barrier_wait(&memory.scores_full, (rounds ^ 1) & 1);
-  state.start_dquery((rounds ^ 1) & 1, group);
-  wgmma_wait<0>();
-  hold(state.dquery);
-  WholeWarp::arrive(&memory.keys_empty);
-  add_dquery<Shape>(base, memory, {step.place, step.turn()}, (rounds ^ 1) & 1, state.dquery);
-}
+  }
+  __device__ void hand_over_dscores() {
+    fence_async_proxy();
+    WholeWarp::arrive(&memory.scores_full[progress.scores.stage]);
+    progress.scores.advance();
+  }
+
+  // Awaits keys and values; keys get the sign of softmax_scale.
+  __device__ void await_keys() {
+    const int tile_row = static_cast<int>(threadIdx.x) / 32 * 16;
+    barrier_wait(&memory.key_full, progress.keys_parity);
+    const float sign = params.base.score.sign;
+    if (sign != 1) {
+      T* const elements = reinterpret_cast<T*>(memory.key);
+      for (int i = static_cast<int>(threadIdx.x); i < Shape::key_bytes / 2; i += Shape::threads) {
+        elements[i] = T(static_cast<float>(elements[i]) * sign);
+      }
+      fence_async_proxy();
+      barrier_groups<Shape::threads>();
+    }
+    if constexpr (Shape::keys_in_registers) state.load_rows(state.key, memory.key, tile_row, fresh_lane());
+    barrier_wait(&memory.value_full, progress.keys_parity);
+    progress.keys_parity ^= 1;
+    if constexpr (Shape::keys_in_registers) state.load_rows(state.value, memory.value, tile_row, fresh_lane());
+  }
+};
 
 // Writes a warp's 16 rows of dkey or dvalue, from first_row on, by way of its part of shared memory.
 template <class T, class Shape, int head_dim>
@@ -371,26 +263,6 @@ __device__ inline void store_sum(const float (&sum)[head_dim / 2], float scale, 
     target.data += 64;
     target.head_dim -= 64;
   }
-}
-
-// One warpgroup, of all blocks of keys.
-template <class T, class Shape, int head_dim>
-__device__ inline void multiply_blocks(const GradParams& params, GradMemory<Shape>& memory, int group) {
-  GroupProgress<Shape> progress;
-  for_each_block(params, memory, WholeWarp(), [&](const KeyBlock<Shape>& block) {
-    GroupGradient<T, Shape, head_dim> state;
-    if (block.steps > 0) multiply_tiles<T, Shape, head_dim>(params, memory, block, group, progress, state);
-    const BackwardParams& base = params.base;
-    const AttentionArgs& args = base.grad.forward;
-    const SequencePair pair(args, block.batch);
-    const int warp = static_cast<int>(threadIdx.x) / 32, first_row = block.first_key + 16 * warp;
-    store_sum<T, Shape, head_dim>(state.dvalue, 1, memory.staging[warp],
-                                  key_view<T>(args, base.grad.dvalue, pair, block.kv_head, base.dvalue_vectors),
-                                  first_row, fresh_lane());
-    store_sum<T, Shape, head_dim>(state.dkey, static_cast<float>(args.softmax_scale), memory.staging[warp],
-                                  key_view<T>(args, base.grad.dkey, pair, block.kv_head, base.dkey_vectors), first_row,
-                                  fresh_lane());
-  });
 }
 
 }  // namespace strobe::kernels::cuda::hopper

@@ -12,7 +12,7 @@ template <int columns_, int stages, bool keys_in_registers_>
 struct WideGradShape {
   static constexpr int columns = columns_;                       // of tiles; head_dim may be less
   static constexpr bool keys_in_registers = keys_in_registers_;  // their rows as operands for S and dP
-  static constexpr bool bulk = false, sums_dquery = false, douts_apart = true;
+  static constexpr bool sums_dquery = false, douts_apart = true;
   static constexpr int parts = 1, part_queries = 64, half_queries = 32, queries = 64, keys = 64;
   static constexpr int query_stages = stages, dout_stages = stages, weight_stages = 2;
   static constexpr int groups = 2, warps = 4 * groups, threads = 128 * groups, all_threads = threads + 128;
@@ -135,7 +135,7 @@ struct WideGradient {
 
   // Packs half of P or dS, with 0 for pairs that the mask hides, if any of the tile.
   __device__ void pack_half(float (&values)[half_sums], const KeyBlock<Shape>& block, int first_query, int half) {
-    if (first_query < block.first_uncut || first_query > block.last_uncut) {
+    if (block.is_cut(first_query, block.first_key)) {
       const int lane = fresh_lane();
       const int key = block.first_key + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
       hide(values, block.band, key, first_query + half * Shape::half_queries + 2 * (lane % 4));

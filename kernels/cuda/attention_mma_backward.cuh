@@ -15,6 +15,7 @@ struct BackwardShape {
   static constexpr int columns = columns_, queries = queries_, keys = keys_;
   static constexpr bool sums_dquery = true;  // in the workspace, over blocks of keys
   static constexpr int groups = 2, group_warps = 4, warps = groups * group_warps, threads = 32 * warps;
+  static constexpr int sum_threads = threads;  // that have a part of dquery together
   static constexpr int group_keys = keys / groups;
   static constexpr int score_warps = score_warps_, key_warps = key_warps_, query_warps = query_warps_;
   // Of one warp: rows in tiles of 16, columns in tiles of 8.
@@ -188,7 +189,10 @@ __global__ void __launch_bounds__(Shape::threads) finish_backward(const __grid_c
   const int first_query = static_cast<int>(index % query_tiles) * Shape::queries;
   if (first_query >= pair.seq_len_q) return;
   const int64_t tile = params.table.first_tile(args, pair, head) + first_query / Shape::queries;
-  const float* const sums = params.dquery + tile * (Shape::queries * Shape::columns) + lane_floats * threadIdx.x;
+  const int part = static_cast<int>(threadIdx.x) / Shape::sum_threads;
+  const float* const sums = params.dquery + tile * (Shape::queries * Shape::columns) +
+                            part * (Shape::queries * Shape::columns / 2) +
+                            lane_floats * (threadIdx.x % Shape::sum_threads);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int query_row = warp % Shape::query_warps * 16 * Shape::query_rows;
@@ -202,7 +206,7 @@ __global__ void __launch_bounds__(Shape::threads) finish_backward(const __grid_c
       float sum[2][4];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        read_sum<Shape::threads>(sum[i], sums, r * Shape::query_columns + n + i);
+        read_sum<Shape::sum_threads>(sum[i], sums, r * Shape::query_columns + n + i);
 #pragma unroll
         for (float& x : sum[i]) x *= scale;
       }

@@ -184,6 +184,13 @@ __device__ inline void hold(float (&values)[count]) {
   for (int i = 0; i < count; ++i) asm volatile("" : "+f"(values[i])::"memory");
 }
 
+// Values that nobody reads again. Without this, registers that a product overwrites count as read by it, and stay taken.
+template <int count>
+__device__ inline void forget(float (&values)[count]) {
+#pragma unroll
+  for (float& value : values) asm volatile("" : "=f"(value));
+}
+
 // Stores four 8 x 8 matrices that lie as wgmma's sums do, packed: lane l names where row l % 8 of matrix l / 8 goes.
 __device__ inline void store_matrices(uint32_t address, const uint32_t (&matrices)[4]) {
   STROBE_HOPPER_ASM("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(matrices[0]),

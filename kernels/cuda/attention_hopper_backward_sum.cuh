@@ -1,0 +1,152 @@
+// The third warpgroup of Hopper's attention backward: dquery = dS K of each query tile, and how it is added to what
+// other blocks of keys have found.
+#pragma once
+
+#include "strobe/kernels/cuda/attention_hopper_backward.cuh"
+
+namespace strobe::kernels::cuda::hopper {
+
+__device__ inline void fence_gpu() { STROBE_HOPPER_ASM("fence.acq_rel.gpu;" ::: "memory"); }
+__device__ inline int read_turn(const int* counter) {
+  int now = 0;
+  STROBE_HOPPER_ASM("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+  return now;
+}
+__device__ inline void wait_turn(const int* counter, int turn) {
+  while (read_turn(counter) != turn) continue;
+  fence_gpu();
+}
+__device__ inline void end_turn(int* counter, int turn) {
+  fence_gpu();
+  STROBE_HOPPER_ASM("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(counter), "r"(turn + 1) : "memory");
+}
+
+// Whoever comes first to a query tile stores its part of dquery instead of adding it, so that nobody need write zeros
+// before. A counter tells how far a tile is: in turns, how many key blocks have added to it, in ascending order;
+// otherwise one of these, and the others wait for the first one alone.
+inline constexpr int untouched = 0, begun = 1, stored = 2;
+
+// Without Shape::bulk two threads watch the counters: one awaits that this block may add to a tile, the other tells the
+// next one when all warps have. A turn opens when both have arrived, so neither misses a phase.
+template <class Shape>
+__device__ inline void open_turns(const GradParams& params, GradMemory<Shape>& memory) {
+  for_each_step(params, memory, [&](const Step<Shape>& step, uint32_t parity) {
+    int* const counter = params.base.turns + step.place;
+    bool is_first;
+    if (params.base.deterministic) {
+      const int turn = step.turn();
+      wait_turn(counter, turn);
+      is_first = turn == 0;
+    } else {
+      is_first = read_turn(counter) == untouched && atomicCAS(counter, untouched, begun) == untouched;
+      if (!is_first) wait_turn(counter, stored);
+    }
+    memory.is_first[parity] = is_first;
+    barrier_arrive(&memory.turn_open);
+    barrier_wait(&memory.turn_open, parity);
+  });
+}
+template <class Shape>
+__device__ inline void close_turns(const GradParams& params, GradMemory<Shape>& memory) {
+  for_each_step(params, memory, [&](const Step<Shape>& step, uint32_t parity) {
+    barrier_arrive(&memory.turn_open);
+    barrier_wait(&memory.turn_used, parity);
+    if (params.base.deterministic) {
+      end_turn(params.base.turns + step.place, step.turn());
+    } else if (memory.is_first[parity] != 0) {
+      end_turn(params.base.turns + step.place, begun);
+    }
+  });
+}
+
+// With it, one thread adds what the warpgroup leaves in memory.dquery, in any order.
+template <class Shape>
+__device__ inline void add_tiles(const GradParams& params, GradMemory<Shape>& memory) {
+  constexpr int bytes = Shape::dquery_floats * 4;
+  for_each_step(params, memory, [&](const Step<Shape>& step, uint32_t parity) {
+    int* const counter = params.base.turns + step.place;
+    float* const sums = params.base.dquery + int64_t{step.place} * Shape::dquery_floats;
+    const bool was_stored = read_turn(counter) == stored;  // asked before it matters
+    if (was_stored) fence_gpu();
+    barrier_wait(&memory.dquery_full, parity);
+    const bool stores = !was_stored && atomicCAS(counter, untouched, begun) == untouched;
+    if (stores) {
+      bulk_store(sums, memory.dquery, bytes);
+    } else {
+      if (!was_stored) wait_turn(counter, stored);
+      fence_async_proxy_all();
+      bulk_add(sums, memory.dquery, bytes);
+    }
+    bulk_commit();
+    bulk_wait_read<0>();
+    barrier_arrive(&memory.dquery_empty);
+    if (!stores) return;
+    bulk_wait<0>();
+    end_turn(counter, begun);
+  });
+  bulk_wait<0>();
+}
+
+// Stores a half of dquery, 32 sums a thread, to shared memory, or adds it to the sums of other blocks.
+template <class Shape>
+__device__ inline void put_dquery(const float (&dquery)[32], float* tile, int half, bool adds) {
+  float* const to = tile + half * (Shape::dquery_floats / 2) + lane_floats * (threadIdx.x % Shape::sum_threads);
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    const float* const four = dquery + 4 * n;
+    if (adds) {
+      add_to<Shape::sum_threads>(to, n, {four[0], four[1], four[2], four[3]});
+    } else {
+      *reinterpret_cast<float4*>(to + 4 * n * Shape::sum_threads) = float4{four[0], four[1], four[2], four[3]};
+    }
+  }
+}
+
+template <class T, class Shape>
+__device__ inline void sum_dquery(const GradParams& params, GradMemory<Shape>& memory) {
+  using Memory = GradMemory<Shape>;
+  Ring<Shape::score_stages> scores;
+  uint32_t parity = 0;
+  for_each_block(params, memory, WholeWarp(), [&](const KeyBlock<Shape>& block) {
+    Step<Shape> step(params.base, block);
+#pragma unroll 1
+    for (int i = 0; i < block.steps; ++i, parity ^= 1, step.advance(params.base)) {
+      barrier_wait(&memory.scores_full[scores.stage], scores.parity);
+      float* tile = memory.dquery;
+      bool adds = false;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t a =
+            memory_place() +
+            static_cast<uint32_t>((scores.stage * Shape::score_bytes + Shape::score_columns_at(half, 0)) / 16);
+        const uint32_t b = memory_place() + static_cast<uint32_t>(Shape::key_rows_at(half, 0) / 16);
+        float dquery[32];
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < Shape::keys / 16; ++k) {
+          Wgmma<T, 64>::template tiles<true>(dquery,
+                                             wgmma_operand(a, offsetof(Memory, scores) + Shape::score_columns_at(0, k)),
+                                             wgmma_operand(b, offsetof(Memory, key) + Shape::key_rows_at(0, k)), k > 0);
+        }
+        wgmma_commit();
+        if (half == 0) {
+          barrier_wait(Shape::bulk ? &memory.dquery_empty : &memory.turn_open, Shape::bulk ? parity ^ 1 : parity);
+          if constexpr (!Shape::bulk) {
+            tile = params.base.dquery + int64_t{step.place} * Shape::dquery_floats;
+            adds = memory.is_first[parity] == 0;
+          }
+        }
+        wgmma_wait<0>();
+        hold(dquery);
+        if (half == 1) WholeWarp::arrive(&memory.scores_empty[scores.stage]);
+        put_dquery<Shape>(dquery, tile, half, adds);
+      }
+      if constexpr (Shape::bulk) fence_async_proxy();
+      WholeWarp::arrive(Shape::bulk ? &memory.dquery_full : &memory.turn_used);
+      scores.advance();
+    }
+    if (block.steps > 0) WholeWarp::arrive(&memory.keys_empty);
+  });
+}
+
+}  // namespace strobe::kernels::cuda::hopper
