@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(Shape::all_threads, 1) attention_backward(cons
     multiply_blocks<T, Shape, head_dim>(params, memory, group);
   } else if (group == Shape::groups) {
     give_registers<Shape::sum_registers>();
-    sum_dquery<T, Shape>(params, memory);
+    sum_dquery<T, Shape, head_dim>(params, memory);
   } else {
     give_registers<Shape::loader_registers>();
     const int role = static_cast<int>(threadIdx.x) - Shape::threads - 128;

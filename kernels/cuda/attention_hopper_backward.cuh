@@ -25,7 +25,7 @@ __device__ inline uint32_t memory_place() {
 }
 
 // A query tile has `parts` times 64 queries, which one after the other meet the keys; dquery is summed in two halves:
-// the 64 queries of each part, or 64 columns of the only one.
+// the 64 queries of each part, or 64 columns of the only one, as far as head_dim has them.
 template <int columns_, int parts_, int query_stages_, int dout_stages_, bool keys_in_registers_, bool bulk_>
 struct GradShape {
   static constexpr int columns = columns_;  // of tiles; head_dim may be less

@@ -87,12 +87,12 @@ __device__ inline void add_tiles(const GradParams& params, GradMemory<Shape>& me
   bulk_wait<0>();
 }
 
-// Stores a half of dquery, 32 sums a thread, to shared memory, or adds it to the sums of other blocks.
-template <class Shape>
-__device__ inline void put_dquery(const float (&dquery)[32], float* tile, int half, bool adds) {
+// Stores a half of dquery to shared memory, or adds it to the sums of other blocks.
+template <class Shape, int sums>
+__device__ inline void put_dquery(const float (&dquery)[sums], float* tile, int half, bool adds) {
   float* const to = tile + half * (Shape::dquery_floats / 2) + lane_floats * (threadIdx.x % Shape::sum_threads);
 #pragma unroll
-  for (int n = 0; n < 8; ++n) {
+  for (int n = 0; n < sums / 4; ++n) {
     const float* const four = dquery + 4 * n;
     if (adds) {
       add_to<Shape::sum_threads>(to, n, {four[0], four[1], four[2], four[3]});
@@ -102,9 +102,26 @@ __device__ inline void put_dquery(const float (&dquery)[32], float* tile, int ha
   }
 }
 
-template <class T, class Shape>
-__device__ inline void sum_dquery(const GradParams& params, GradMemory<Shape>& memory) {
+// dquery = dS K of a half.
+template <class T, class Shape, int sums>
+__device__ inline void start_dquery(float (&dquery)[sums], int stage, int half) {
   using Memory = GradMemory<Shape>;
+  const uint32_t a =
+      memory_place() + static_cast<uint32_t>((stage * Shape::score_bytes + Shape::score_columns_at(half, 0)) / 16);
+  const uint32_t b = memory_place() + static_cast<uint32_t>(Shape::key_rows_at(half, 0) / 16);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < Shape::keys / 16; ++k) {
+    Wgmma<T, 2 * sums>::template tiles<true>(dquery,
+                                             wgmma_operand(a, offsetof(Memory, scores) + Shape::score_columns_at(0, k)),
+                                             wgmma_operand(b, offsetof(Memory, key) + Shape::key_rows_at(0, k)), k > 0);
+  }
+  wgmma_commit();
+}
+
+template <class T, class Shape, int head_dim>
+__device__ inline void sum_dquery(const GradParams& params, GradMemory<Shape>& memory) {
+  constexpr int second_columns = Shape::parts == 2 ? 64 : head_dim - 64;
   Ring<Shape::score_stages> scores;
   uint32_t parity = 0;
   for_each_block(params, memory, WholeWarp(), [&](const KeyBlock<Shape>& block) {
@@ -112,35 +129,24 @@ __device__ inline void sum_dquery(const GradParams& params, GradMemory<Shape>& m
 #pragma unroll 1
     for (int i = 0; i < block.steps; ++i, parity ^= 1, step.advance(params.base)) {
       barrier_wait(&memory.scores_full[scores.stage], scores.parity);
+      float first[32];
+      start_dquery<T, Shape>(first, scores.stage, 0);
+      barrier_wait(Shape::bulk ? &memory.dquery_empty : &memory.turn_open, Shape::bulk ? parity ^ 1 : parity);
       float* tile = memory.dquery;
       bool adds = false;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t a =
-            memory_place() +
-            static_cast<uint32_t>((scores.stage * Shape::score_bytes + Shape::score_columns_at(half, 0)) / 16);
-        const uint32_t b = memory_place() + static_cast<uint32_t>(Shape::key_rows_at(half, 0) / 16);
-        float dquery[32];
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < Shape::keys / 16; ++k) {
-          Wgmma<T, 64>::template tiles<true>(dquery,
-                                             wgmma_operand(a, offsetof(Memory, scores) + Shape::score_columns_at(0, k)),
-                                             wgmma_operand(b, offsetof(Memory, key) + Shape::key_rows_at(0, k)), k > 0);
-        }
-        wgmma_commit();
-        if (half == 0) {
-          barrier_wait(Shape::bulk ? &memory.dquery_empty : &memory.turn_open, Shape::bulk ? parity ^ 1 : parity);
-          if constexpr (!Shape::bulk) {
-            tile = params.base.dquery + int64_t{step.place} * Shape::dquery_floats;
-            adds = memory.is_first[parity] == 0;
-          }
-        }
-        wgmma_wait<0>();
-        hold(dquery);
-        if (half == 1) WholeWarp::arrive(&memory.scores_empty[scores.stage]);
-        put_dquery<Shape>(dquery, tile, half, adds);
+      if constexpr (!Shape::bulk) {
+        tile = params.base.dquery + int64_t{step.place} * Shape::dquery_floats;
+        adds = memory.is_first[parity] == 0;
       }
+      wgmma_wait<0>();
+      hold(first);
+      put_dquery<Shape>(first, tile, 0, adds);
+      float second[second_columns / 2];
+      start_dquery<T, Shape>(second, scores.stage, 1);
+      wgmma_wait<0>();
+      hold(second);
+      WholeWarp::arrive(&memory.scores_empty[scores.stage]);
+      put_dquery<Shape>(second, tile, 1, adds);
       if constexpr (Shape::bulk) fence_async_proxy();
       WholeWarp::arrive(Shape::bulk ? &memory.dquery_full : &memory.turn_used);
       scores.advance();

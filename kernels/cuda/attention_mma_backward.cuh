@@ -203,6 +203,7 @@ __global__ void __launch_bounds__(Shape::threads) finish_backward(const __grid_c
   for (int r = 0; r < Shape::query_rows; ++r) {
 #pragma unroll
     for (int n = 0; n < Shape::query_columns; n += 2) {
+      if (query_column + 8 * n >= args.head_dim) continue;
       float sum[2][4];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {

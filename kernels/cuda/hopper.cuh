@@ -184,7 +184,8 @@ __device__ inline void hold(float (&values)[count]) {
   for (int i = 0; i < count; ++i) asm volatile("" : "+f"(values[i])::"memory");
 }
 
-// Values that nobody reads again. Without this, registers that a product overwrites count as read by it, and stay taken.
+// Values that nobody reads again. Without this, registers that a product overwrites count as read by it, and stay
+// taken.
 template <int count>
 __device__ inline void forget(float (&values)[count]) {
 #pragma unroll
@@ -214,15 +215,15 @@ struct Wgmma;
 #define STROBE_8(d, i)                                                                                        \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
+#define STROBE_16(d) STROBE_8(d, 0), STROBE_8(d, 8)
 #define STROBE_32(d, i) STROBE_8(d, i), STROBE_8(d, i + 8), STROBE_8(d, i + 16), STROBE_8(d, i + 24)
 #define STROBE_40(d) STROBE_32(d, 0), STROBE_8(d, 32)
 #define STROBE_48(d) STROBE_40(d), STROBE_8(d, 40)
 #define STROBE_64(d) STROBE_32(d, 0), STROBE_32(d, 32)
 #define STROBE_96(d) STROBE_64(d), STROBE_32(d, 64)
 #define STROBE_128(d) STROBE_96(d), STROBE_32(d, 96)
-#define STROBE_NAMES_32                                                                                                \
-  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30," \
-  "%31"
+#define STROBE_NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define STROBE_NAMES_32 STROBE_NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define STROBE_NAMES_40 STROBE_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39"
 #define STROBE_NAMES_48 STROBE_NAMES_40 ",%40,%41,%42,%43,%44,%45,%46,%47"
 #define STROBE_NAMES_64 STROBE_NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
@@ -257,6 +258,7 @@ struct Wgmma;
     }                                                                                                            \
   };
 #define STROBE_WGMMAS(T, type)                                                                                  \
+  STROBE_WGMMA(T, type, 32, STROBE_NAMES_16, STROBE_16(d), "%16", "%17", "%18", "%19", "%20", "%21", "%22")     \
   STROBE_WGMMA(T, type, 64, STROBE_NAMES_32, STROBE_32(d, 0), "%32", "%33", "%34", "%35", "%36", "%37", "%38")  \
   STROBE_WGMMA(T, type, 80, STROBE_NAMES_40, STROBE_40(d), "%40", "%41", "%42", "%43", "%44", "%45", "%46")     \
   STROBE_WGMMA(T, type, 96, STROBE_NAMES_48, STROBE_48(d), "%48", "%49", "%50", "%51", "%52", "%53", "%54")     \
