@@ -80,15 +80,18 @@ auto dispatch_hopper(const AttentionArgs& args, F&& f) {
 
 // How many heads' key blocks are numbered in turns; head_bytes: of the queries, dout and sums for dquery of one. A
 // power of two, so that few of the last ones remain.
-int64_t heads_of_sums(int64_t head_bytes, int64_t heads, bool in_turns, const strobe::cuda::DeviceProperties& gpu) {
+int64_t heads_of_sums(const BackwardParams& params, int64_t head_bytes, const strobe::cuda::DeviceProperties& gpu) {
+  const AttentionArgs& args = params.grad.forward;
   const auto fits = [&](int64_t count) {
     // In turns, blocks of one head wait for each other: more heads are worth leaving the L2 cache. Measured on an H200.
-    if (in_turns) return count * count * head_bytes <= int64_t{20} * gpu.l2_bytes;
+    if (params.deterministic) return count * count * head_bytes <= int64_t{20} * gpu.l2_bytes;
+    // Where blocks differ, long ones begin beside short ones.
+    if (args.causal && count * params.key_blocks <= gpu.multiprocessors) return true;
     // About eight blocks of a head at the same time, and what they share stays in the cache.
     return count * head_bytes <= gpu.l2_bytes * 2 / 3 && count * 8 <= gpu.multiprocessors;
   };
   int64_t count = 1;
-  while (2 * count <= heads && fits(2 * count)) count *= 2;
+  while (2 * count <= args.batch * args.num_kv_heads && fits(2 * count)) count *= 2;
   return count;
 }
 
@@ -102,14 +105,14 @@ GradParams grad_params(const char* operation, const AttentionGradArgs& grad,
                " bytes given, expected ", bytes);
   const int64_t group_heads = args.num_heads / args.num_kv_heads;
   const int64_t queries = std::max<int64_t>(args.seq_len_q, 1) * group_heads;
-  const int64_t heads = args.batch * args.num_kv_heads;
   if constexpr (Shape::sums_dquery) {
-    base.heads_together = heads_of_sums(queries * Shape::columns * (2 + 2 + 4), heads, base.deterministic, gpu);
+    base.heads_together = heads_of_sums(base, queries * Shape::columns * (2 + 2 + 4), gpu);
   } else {
     // Nobody waits for a turn. Where blocks differ, those of some heads come in descending order of their work: of as
     // many as leave queries and dout room in the L2 cache.
     const int64_t head_bytes = queries * args.head_dim * (2 + 2);
-    base.heads_together = std::clamp<int64_t>(args.causal ? (16 << 20) / head_bytes : 1, 1, heads);
+    base.heads_together =
+        std::clamp<int64_t>(args.causal ? (16 << 20) / head_bytes : 1, 1, args.batch * args.num_kv_heads);
   }
   base.stores_first = true;
   const auto map = [&](const AttentionTensor& tensor, int64_t seq_len, int64_t num_heads, int rows) {
