@@ -95,6 +95,21 @@ int64_t heads_of_sums(const BackwardParams& params, int64_t head_bytes, const st
   return count;
 }
 
+// The map of an operand in which each sequence ends with the axis of rows. Packed, that axis has as many rows as the
+// longest sequence may, and place n on the axis of batches has it end before row n of the tensor. So the map begins
+// before the tensor, where there may be no memory: TMA leaves it alone as long as each box begins in a sequence, but
+// faults where all of a box is outside of the axes.
+CUtensorMap sequence_map(const char* operation, const AttentionTensor& tensor, const AttentionArgs& args, int64_t rows,
+                         int64_t map_rows, int64_t num_heads, int box_rows) {
+  if (args.cu_seqlens_q == nullptr) {
+    return tensor_map(operation, tensor, args.dtype, args.batch, map_rows, num_heads, args.head_dim, box_rows);
+  }
+  const int64_t row_stride = rows == 1 ? 8 : tensor.seq_stride;  // that of one row may be anything
+  const int64_t bytes = map_rows * row_stride * 2;
+  const AttentionTensor moved{static_cast<char*>(tensor.data) - bytes, row_stride, row_stride, tensor.head_stride};
+  return tensor_map(operation, moved, args.dtype, rows + 1, map_rows, num_heads, args.head_dim, box_rows);
+}
+
 template <class Shape>
 GradParams grad_params(const char* operation, const AttentionGradArgs& grad,
                        const strobe::cuda::DeviceProperties& gpu) {
@@ -104,7 +119,10 @@ GradParams grad_params(const char* operation, const AttentionGradArgs& grad,
   STROBE_CHECK(grad.workspace_bytes >= bytes, operation, ": workspace of ", grad.workspace_bytes,
                " bytes given, expected ", bytes);
   const int64_t group_heads = args.num_heads / args.num_kv_heads;
-  const int64_t queries = std::max<int64_t>(args.seq_len_q, 1) * group_heads;
+  const HopperRows rows(args);
+  const int64_t map_q = std::min(args.seq_len_q, rows.queries), map_k = std::min(args.seq_len_k, rows.keys);
+  const int64_t mean_queries = rows.batch * rows.queries / args.batch;
+  const int64_t queries = std::max<int64_t>(mean_queries, 1) * group_heads;
   if constexpr (Shape::sums_dquery) {
     base.heads_together = heads_of_sums(base, queries * Shape::columns * (2 + 2 + 4), gpu);
   } else {
@@ -115,15 +133,20 @@ GradParams grad_params(const char* operation, const AttentionGradArgs& grad,
         std::clamp<int64_t>(args.causal ? (16 << 20) / head_bytes : 1, 1, args.batch * args.num_kv_heads);
   }
   base.stores_first = true;
-  const auto map = [&](const AttentionTensor& tensor, int64_t seq_len, int64_t num_heads, int rows) {
-    return tensor_map(operation, tensor, args.dtype, args.batch, seq_len, num_heads, args.head_dim, rows);
+  const auto query_map = [&](const AttentionTensor& tensor) {
+    return sequence_map(operation, tensor, args, rows.queries, map_q, args.num_heads, Shape::queries);
   };
-  return {.query = map(args.query, args.seq_len_q, args.num_heads, Shape::queries),
-          .key = map(args.key, args.seq_len_k, args.num_kv_heads, Shape::keys),
-          .value = map(args.value, args.seq_len_k, args.num_kv_heads, Shape::keys),
-          .dout = map(grad.dout, args.seq_len_q, args.num_heads, Shape::queries),
+  const auto key_map = [&](const AttentionTensor& tensor) {
+    return sequence_map(operation, tensor, args, rows.keys, map_k, args.num_kv_heads, Shape::keys);
+  };
+  return {.query = query_map(args.query),
+          .key = key_map(args.key),
+          .value = key_map(args.value),
+          .dout = query_map(grad.dout),
           .base = base,
-          .group_heads = static_cast<int>(group_heads)};
+          .group_heads = static_cast<int>(group_heads),
+          .map_q = static_cast<int>(map_q),
+          .map_k = static_cast<int>(map_k)};
 }
 
 template <class T, class Shape, int head_dim>
@@ -155,14 +178,14 @@ void launch_backward(const char* operation, const GradParams& params, const stro
 std::string hopper_attention_backward_refusal(const AttentionArgs& args, Device device) {
   const std::string refusal = hopper_attention_refusal(args, device);
   if (!refusal.empty()) return refusal;
-  if (args.cu_seqlens_q != nullptr) return "it does not take packed sequences";
   if (args.softcap != 0) return "it does not take softcap";
   return {};
 }
 
 std::string hopper_attention_dout_refusal(const AttentionGradArgs& args) {
   if (args.dout_dim_stride != 1) return concat_message("dout has stride ", args.dout_dim_stride, " along head_dim");
-  return tensor_map_refusal("dout", args.dout, args.forward.batch, args.forward.seq_len_q, args.forward.num_heads);
+  const HopperRows rows(args.forward);
+  return tensor_map_refusal("dout", args.dout, rows.batch, rows.queries, args.forward.num_heads);
 }
 
 AttentionTile hopper_attention_backward_tile(const AttentionArgs& args, Device) {
@@ -181,7 +204,8 @@ size_t hopper_attention_backward_workspace(const AttentionGradArgs& args) {
 void hopper_attention_backward(const AttentionGradArgs& args, const Stream& stream) {
   constexpr const char* operation = "flash_attention_backward";
   const AttentionArgs& forward = args.forward;
-  if (forward.batch * forward.num_heads * forward.seq_len_q == 0) return mma_attention_backward(args, stream);
+  const int64_t queries = std::min(forward.seq_len_q, HopperRows(forward).queries);
+  if (forward.batch * forward.num_heads * queries == 0) return mma_attention_backward(args, stream);
   dispatch_hopper(forward, [&]<class T, class Shape, int head_dim>() {
     const strobe::cuda::DeviceProperties& gpu = strobe::cuda::device_properties(stream.device);
     launch_backward<T, Shape, head_dim>(operation, grad_params<Shape>(operation, args, gpu), gpu, stream);

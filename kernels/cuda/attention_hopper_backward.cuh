@@ -13,8 +13,25 @@ namespace strobe::kernels::cuda::hopper {
 struct GradParams {
   CUtensorMap query, key, value, dout;
   BackwardParams base;
-  int group_heads;  // query heads that read one kv head
+  int group_heads;   // query heads that read one kv head
+  int map_q, map_k;  // rows on their axes in tensor maps
 };
+
+// Where tensor maps have row 0 of a sequence. It ends where their axis of rows ends, so that TMA reads zeros behind it,
+// packed ones too: there the axis of batches has a place for every row that a sequence may end before (sequence_map).
+struct MapPlace {
+  int row, batch;
+
+  __device__ MapPlace(const SequencePair& pair, int64_t first, int64_t seq_len, int map_rows)
+      : row(pair.packed ? map_rows - static_cast<int>(seq_len) : 0),
+        batch(static_cast<int>(pair.packed ? first + seq_len : pair.batch)) {}
+};
+__device__ inline MapPlace query_place(const GradParams& params, const SequencePair& pair) {
+  return {pair, pair.first_q, pair.seq_len_q, params.map_q};
+}
+__device__ inline MapPlace key_place(const GradParams& params, const SequencePair& pair) {
+  return {pair, pair.first_k, pair.seq_len_k, params.map_k};
+}
 
 // Where shared memory begins, / 16, computed anew where it is used and not kept in registers from before.
 __device__ inline uint32_t memory_place() {
@@ -109,6 +126,11 @@ struct KeyPlace {
     batch = matrix / kv_heads;
     kv_head = matrix % kv_heads;
   }
+  // Blocks are numbered by the longest sequence.
+  __device__ bool has_keys(const AttentionArgs& args) const {
+    const int32_t* const ends = args.cu_seqlens_k;
+    return ends == nullptr || block * Shape::keys < ends[batch + 1] - ends[batch];
+  }
 };
 
 // Such keys and the query tiles that see them.
@@ -120,16 +142,24 @@ struct KeyBlock {
   int seq_len_q;
   int first_head;  // of the group that reads this kv head
   int first_tile, tiles, steps;
+  int table_tile;  // of the first head's query 0
+  MapPlace queries, keys;
   Band band;
 
   __device__ KeyBlock(const GradParams& params, const KeyPlace<Shape>& place)
+      : KeyBlock(params, place, SequencePair(params.base.grad.forward, place.batch)) {}
+
+  __device__ KeyBlock(const GradParams& params, const KeyPlace<Shape>& place, const SequencePair& pair)
       : batch(place.batch),
         kv_head(place.kv_head),
         number(place.block),
         first_key(place.block * Shape::keys),
-        seq_len_q(static_cast<int>(params.base.grad.forward.seq_len_q)),
+        seq_len_q(static_cast<int>(pair.seq_len_q)),
         first_head(place.kv_head * params.group_heads),
-        band(SequencePair(params.base.grad.forward, place.batch)) {
+        table_tile(static_cast<int>(params.base.table.first_tile(params.base.grad.forward, pair, first_head))),
+        queries(query_place(params, pair)),
+        keys(key_place(params, pair)),
+        band(pair) {
     const int past = min(seq_len_q, first_key + Shape::keys - band.lower);
     first_tile = max(first_key - band.upper, 0) / Shape::queries;
     tiles = (past <= 0 ? 0 : (past + Shape::queries - 1) / Shape::queries) - first_tile;
@@ -161,8 +191,7 @@ struct Step {
       : block(keys), head(keys.first_head), upwards(Shape::sums_dquery && !params.deterministic) {
     start = upwards ? max(min(keys.first_key / Shape::queries, last_tile()), keys.first_tile) : last_tile();
     tile = start;
-    const int num_heads = static_cast<int>(params.grad.forward.num_heads);
-    place = (block.batch * num_heads + head) * static_cast<int>(params.table.query_tiles) + tile;
+    place = keys.table_tile + tile;
   }
   __device__ void advance(const BackwardParams& params) {
     const int before = tile;
@@ -174,7 +203,7 @@ struct Step {
     place += tile - before;
     if (tile != start) return;
     ++head;
-    place += static_cast<int>(params.table.query_tiles);
+    place += static_cast<int>(params.table.head_tiles);
   }
   __device__ int first_query() const { return tile * Shape::queries; }
   __device__ int turn() const { return block.turn(tile); }
@@ -211,13 +240,14 @@ __device__ inline void for_each_block(const GradParams& params, GradMemory<Shape
   }
 }
 
-// Brings a tile of `rows` rows.
+// Brings a tile of `rows` rows of a sequence.
 template <class Shape>
 __device__ inline void load_tile(char* tile, const CUtensorMap& map, uint64_t* full, int rows, int first_row, int head,
-                                 int batch) {
+                                 const MapPlace& sequence) {
 #pragma unroll
   for (int chunk = 0; chunk < Shape::columns / 64; ++chunk) {
-    tma_load(tile + chunk * Shape::chunk_bytes(rows), map, full, 64 * chunk, first_row, head, batch);
+    tma_load(tile + chunk * Shape::chunk_bytes(rows), map, full, 64 * chunk, sequence.row + first_row, head,
+             sequence.batch);
   }
 }
 
@@ -230,7 +260,10 @@ __device__ inline void load_queries(const GradParams& params, GradMemory<Shape>&
   Ring<Shape::query_stages> queries;
   Ring<Shape::dout_stages> douts;
   for (uint32_t parity = 0;; parity ^= 1) {
-    const int number = atomicAdd(base.ticket, 1);
+    int number;
+    do {
+      number = atomicAdd(base.ticket, 1);
+    } while (number < base.blocks && !KeyPlace<Shape>(base, number).has_keys(base.grad.forward));
     barrier_wait(&memory.number_empty, parity ^ 1);
     memory.number = number;
     barrier_arrive(&memory.number_full);
@@ -243,7 +276,7 @@ __device__ inline void load_queries(const GradParams& params, GradMemory<Shape>&
       barrier_wait(&memory.query_empty[queries.stage], queries.parity ^ 1);
       barrier_expect(full, Shape::query_bytes + Shape::row_bytes);
       load_tile<Shape>(memory.query[queries.stage], params.query, full, Shape::queries, step.first_query(), step.head,
-                       block.batch);
+                       block.queries);
       bulk_load(memory.rows[queries.stage], base.table.at(step.place, 0), Shape::row_bytes, full);
       queries.advance();
       if constexpr (Shape::douts_apart) continue;
@@ -251,7 +284,7 @@ __device__ inline void load_queries(const GradParams& params, GradMemory<Shape>&
       barrier_wait(&memory.dout_empty[douts.stage], douts.parity ^ 1);
       barrier_expect(full, Shape::query_bytes);
       load_tile<Shape>(memory.dout[douts.stage], params.dout, full, Shape::queries, step.first_query(), step.head,
-                       block.batch);
+                       block.queries);
       douts.advance();
     }
   }
@@ -269,7 +302,7 @@ __device__ inline void load_keys(const GradParams& params, GradMemory<Shape>& me
     parity ^= 1;
     const auto load = [&](char* tile, const CUtensorMap& map, uint64_t* full) {
       barrier_expect(full, Shape::key_bytes);
-      load_tile<Shape>(tile, map, full, Shape::keys, block.first_key, block.kv_head, block.batch);
+      load_tile<Shape>(tile, map, full, Shape::keys, block.first_key, block.kv_head, block.keys);
     };
     load(memory.key, params.key, &memory.key_full);
     load(memory.value, params.value, &memory.value_full);

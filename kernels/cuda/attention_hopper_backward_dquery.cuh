@@ -22,14 +22,14 @@ struct DqueryMemory {
 template <class Shape>
 struct QueryBlock {
   int batch, head;
-  int first_query;
+  int first_query, seq_len_q;
   Band band;
   int begin, end;
 
-  __device__ QueryBlock(const BackwardParams& params, int number) : band(SequencePair(params.grad.forward, 0)) {
+  __device__ QueryBlock(const BackwardParams& params, int number) {
     const AttentionArgs& args = params.grad.forward;
-    const int seq_len_q = static_cast<int>(args.seq_len_q), heads = static_cast<int>(args.num_heads);
-    const int blocks = (seq_len_q + Shape::block_queries - 1) / Shape::block_queries;
+    const int heads = static_cast<int>(args.num_heads);
+    const int blocks = (static_cast<int>(args.seq_len_q) + Shape::block_queries - 1) / Shape::block_queries;
     const int most = args.causal ? 2 * static_cast<int>(params.heads_together) : 1;
     const int first = number / (most * blocks) * most;
     const int together = min(most, static_cast<int>(args.batch) * heads - first);
@@ -37,8 +37,12 @@ struct QueryBlock {
     batch = matrix / heads;
     head = matrix % heads;
     first_query = (blocks - 1 - (number - first * blocks) / together) * Shape::block_queries;
+    const SequencePair pair(args, batch);
+    seq_len_q = static_cast<int>(pair.seq_len_q);
+    band = Band(pair);
     begin = first_tile(first_query);
-    end = max(past_tile(min(first_query + Shape::block_queries, seq_len_q) - 1), begin);
+    end = first_query >= seq_len_q ? begin
+                                   : max(past_tile(min(first_query + Shape::block_queries, seq_len_q) - 1), begin);
   }
   __device__ int first_tile(int query) const { return band.begin(query) / Shape::keys; }
   __device__ int past_tile(int query) const { return (max(band.end(query), 0) + Shape::keys - 1) / Shape::keys; }
@@ -48,12 +52,17 @@ template <class Shape>
 __device__ inline void load_block(const GradParams& params, DqueryMemory<Shape>& memory,
                                   const QueryBlock<Shape>& block) {
   if (block.begin >= block.end) return;
+  const SequencePair pair(params.base.grad.forward, block.batch);
+  const MapPlace queries = query_place(params, pair), key_rows = key_place(params, pair);
+  // Only groups that have queries get some: a box must begin in the sequence (sequence_map).
+  const int tiles_left = (block.seq_len_q - block.first_query + Shape::queries - 1) / Shape::queries;
+  const int groups = min(Shape::groups, tiles_left);
   const auto load_queries = [&](char(&tiles)[Shape::groups][Shape::query_bytes], const CUtensorMap& map,
                                 uint64_t* full) {
-    barrier_expect(full, Shape::groups * Shape::query_bytes);
-    for (int group = 0; group < Shape::groups; ++group) {
+    barrier_expect(full, groups * Shape::query_bytes);
+    for (int group = 0; group < groups; ++group) {
       load_tile<Shape>(tiles[group], map, full, Shape::queries, block.first_query + group * Shape::queries, block.head,
-                       block.batch);
+                       queries);
     }
   };
   Ring<Shape::key_stages> keys;
@@ -62,7 +71,7 @@ __device__ inline void load_block(const GradParams& params, DqueryMemory<Shape>&
   const auto load = [&](auto& ring, auto& tiles, const CUtensorMap& map, uint64_t* full, uint64_t* empty, int tile) {
     barrier_wait(&empty[ring.stage], ring.parity ^ 1);
     barrier_expect(&full[ring.stage], Shape::key_bytes);
-    load_tile<Shape>(tiles[ring.stage], map, &full[ring.stage], Shape::keys, tile * Shape::keys, kv_head, block.batch);
+    load_tile<Shape>(tiles[ring.stage], map, &full[ring.stage], Shape::keys, tile * Shape::keys, kv_head, key_rows);
     ring.advance();
   };
   load_queries(memory.query, params.query, &memory.query_full);
@@ -165,7 +174,7 @@ __device__ inline void multiply_block(const GradParams& params, DqueryMemory<Sha
   const BackwardParams& base = params.base;
   const AttentionArgs& args = base.grad.forward;
   const SequencePair pair(args, block.batch);
-  const int seq_len_q = static_cast<int>(args.seq_len_q), first_query = block.first_query + group * Shape::queries;
+  const int seq_len_q = block.seq_len_q, first_query = block.first_query + group * Shape::queries;
   if (first_query >= seq_len_q && block.begin >= block.end) return;
   const int warp = static_cast<int>(threadIdx.x) % 128 / 32;
   DquerySums<T, Shape, head_dim> state;

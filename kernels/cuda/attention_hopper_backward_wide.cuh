@@ -58,7 +58,7 @@ __device__ inline void load_douts(const GradParams& params, GradMemory<Shape>& m
     barrier_wait(&memory.dout_empty[douts.stage], douts.parity ^ 1);
     barrier_expect(full, Shape::query_bytes);
     load_tile<Shape>(memory.dout[douts.stage], params.dout, full, Shape::queries, step.first_query(), step.head,
-                     step.block.batch);
+                     step.block.queries);
     douts.advance();
   });
 }

@@ -174,15 +174,12 @@ struct RowTable {
   float* data;
   int queries;
   int64_t query_tiles;  // of the longest sequence
+  int64_t head_tiles;   // from one head to the next
 
-  // The tile that holds query 0 of a sequence in one head.
+  // The tile that holds query 0 of a sequence in one head. cu_seqlens_q are 32-bit, and so is the division.
   __device__ int64_t first_tile(const AttentionArgs& args, const SequencePair& pair, int64_t head) const {
     if (!pair.packed) return (pair.batch * args.num_heads + head) * query_tiles;
-    return head * head_tiles(args) + pair.first_q / queries + pair.batch;
-  }
-  // Tiles from one head to the next.
-  __host__ __device__ int64_t head_tiles(const AttentionArgs& args) const {
-    return args.cu_seqlens_q == nullptr ? query_tiles : args.total_q / queries + args.batch;
+    return head * head_tiles + static_cast<int>(pair.first_q) / queries + pair.batch;
   }
   // The log_sum of a query; `queries` floats further on is its delta, and so on.
   __device__ float* at(int64_t sequence_tile, int query) const {

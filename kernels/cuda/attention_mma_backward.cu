@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(Shape::threads, 1) attention_backward(const __
   const int first_tile = max(first_key - band.upper, 0) / Shape::queries;
   const int tiles = (past <= 0 ? 0 : (past + Shape::queries - 1) / Shape::queries) - first_tile;
   const int steps = tiles <= 0 ? 0 : tiles * group_heads;
-  const int64_t head_places = params.table.head_tiles(args);
+  const int64_t head_places = params.table.head_tiles;
   // One query tile of one head, and its place in the workspace.
   struct Step {
     int head;

@@ -226,8 +226,10 @@ BackwardParams backward_params(const AttentionGradArgs& grad, void* base, size_t
   const AttentionArgs& args = grad.forward;
   BackwardParams params{.grad = grad, .score = ScoreFunction<float>(args), .dropout = dropout_of(args)};
   const bool packed = args.cu_seqlens_q != nullptr;
-  params.table = {nullptr, Shape::queries, strobe::cuda::ceil_div(args.seq_len_q, Shape::queries)};
-  params.all_query_tiles = args.num_heads * params.table.head_tiles(args) * (packed ? 1 : args.batch);
+  const int64_t query_tiles = strobe::cuda::ceil_div(args.seq_len_q, Shape::queries);
+  const int64_t head_tiles = packed ? args.total_q / Shape::queries + args.batch : query_tiles;
+  params.table = {nullptr, Shape::queries, query_tiles, head_tiles};
+  params.all_query_tiles = args.num_heads * head_tiles * (packed ? 1 : args.batch);
   params.key_blocks = strobe::cuda::ceil_div(args.seq_len_k, Shape::keys);
   params.blocks = params.key_blocks * args.batch * args.num_kv_heads;
   bytes = 0;

@@ -31,7 +31,7 @@ void check_all(const GpuAttentionCase& problem, std::mt19937& random,
   INFO(problem.describe());
   GpuAttention attention(problem, random);
   const AttentionValues exact = attention.reference(), unfused = attention.reference(problem.dtype);
-  const bool both = !problem.packed() && problem.options.softcap == 0;
+  const bool both = problem.options.softcap == 0;
   const AttentionValues given = attention.run(kernel, both ? kernel : AttentionKernel::auto_select);
   for (const size_t i : {0, 2, 3, 4}) check_output(given, exact, unfused, i, problem.dtype);
   CHECK(relative_error(given[1], exact[1]) <= 1e-5);
@@ -98,22 +98,31 @@ TEST_CASE("cuda attention hopper: packed sequences, empty ones and single positi
   std::mt19937 random(12);
   const std::vector<int64_t> lengths_q{200, 0, 5, 193, 1, 64, 0}, lengths_k{170, 40, 33, 0, 1, 97, 0};
   for (const int64_t dim : {64, 72, 96, 128, 192, 256}) {
-    for (const auto& [causal, left] : {std::pair(false, -1), {true, -1}, {true, 30}}) {
+    for (const auto& [causal, left, right] :
+         {std::tuple(false, -1, -1), {true, -1, -1}, {true, 30, -1}, {false, 40, 9}}) {
       for (const int64_t padding : {0, 3, 300}) {
-        GpuAttentionCase problem{.batch = 7,
-                                 .seq_q = 200,
-                                 .seq_k = 170,
-                                 .heads = 2,
-                                 .kv_heads = 1,
-                                 .dim = dim,
-                                 .dtype = padding == 3 ? DType::f16 : DType::bf16,
-                                 .options = {.causal = causal, .window_left = left},
-                                 .lengths_q = lengths_q,
-                                 .lengths_k = lengths_k,
-                                 .padding = padding};
+        GpuAttentionCase problem{
+            .batch = 7,
+            .seq_q = 200,
+            .seq_k = 170,
+            .heads = 2,
+            .kv_heads = 1,
+            .dim = dim,
+            .dtype = padding == 3 ? DType::f16 : DType::bf16,
+            .options = {.causal = causal, .window_left = left, .window_right = right, .deterministic = padding > 0},
+            .lengths_q = lengths_q,
+            .lengths_k = lengths_k,
+            .padding = padding,
+            .with_dlse = true};
         check_all(problem, random);
         problem.seq_q = problem.seq_k = 1000;  // more than the longest
         problem.lengths_k = problem.lengths_q;
+        check_all(problem, random);
+        if (padding != 3) continue;
+        problem.lengths_q[3] = 450;
+        check_all(problem, random);
+        problem.lengths_q = {0, 0, 0, 0, 0, 0, 1};
+        problem.heads_first = true;
         check_all(problem, random);
       }
     }
@@ -136,11 +145,11 @@ TEST_CASE("cuda attention hopper: packed sequences do not see each other, and ar
                          .padding = 7},
                         random);
     // The second sequence is NaN throughout.
-    for (AttentionOperand* x : {&packed.query, &packed.key, &packed.value}) {
+    for (AttentionOperand* x : {&packed.query, &packed.key, &packed.value, &packed.dout}) {
       std::fill(x->values.begin() + 90 * dim, x->values.begin() + 340 * dim, std::nan(""));
       x->upload();
     }
-    const AttentionValues together = packed.run(AttentionKernel::hopper, AttentionKernel::auto_select);
+    const AttentionValues together = packed.run(AttentionKernel::hopper);
     int64_t first = 0;
     for (const int64_t length : lengths) {
       GpuAttention single(
@@ -153,9 +162,10 @@ TEST_CASE("cuda attention hopper: packed sequences do not see each other, and ar
       copy(single.query, packed.query);
       copy(single.key, packed.key);
       copy(single.value, packed.value);
-      const AttentionValues alone = single.run(AttentionKernel::hopper, AttentionKernel::auto_select);
-      for (const size_t i : {0, 1}) {
-        const int64_t row = i == 0 ? dim : 1;
+      copy(single.dout, packed.dout);
+      const AttentionValues alone = single.run(AttentionKernel::hopper);
+      for (size_t i = 0; i < 5; ++i) {
+        const int64_t row = i == 1 ? 1 : dim;
         for (int64_t n = 0; n < length * row; ++n) {
           const double x = together[i][static_cast<size_t>(first * row + n)], y = alone[i][static_cast<size_t>(n)];
           if (x != y && !(length == 250 && std::isnan(x) && std::isnan(y))) FAIL_CHECK("dim ", dim, " length ", length);
@@ -220,8 +230,7 @@ TEST_CASE("cuda attention hopper: 200 random cases that it takes" * needs_hopper
     if (chance(25)) options.window_right = below(150);
     if (chance(25)) options.softcap = 1 + static_cast<double>(below(30));
     if (chance(25)) options.softmax_scale = chance(30) ? 0.0 : static_cast<double>(below(200) - 100) / 300;
-    GpuAttention attention(problem, random);
-    check_forward(attention, problem);
+    check_all(problem, random);
   }
 }
 
@@ -397,20 +406,24 @@ TEST_CASE("cuda attention hopper: what both passes refuse, and the backward pass
   refuses({.dim = 64, .options = {.alibi_slopes = ones({1})}}, "it does not take alibi_slopes");
   refuses({.seq_q = 9, .seq_k = 9, .heads = 2, .dim = 64, .gap = 4}, "query ");
   refuses({.dim = 64, .options = {.softcap = 5}}, "it does not take softcap", false);
-  refuses({.dim = 64, .lengths_q = {1}, .lengths_k = {1}}, "it does not take packed sequences", false);
 }
 
 TEST_CASE("cuda attention hopper: many tiles for each block of the grid give the same bits on every run" *
           needs_hopper()) {
   std::mt19937 random(6);
-  for (const bool causal : {false, true}) {
-    const GpuAttentionCase problem{.seq_q = 500,
-                                   .seq_k = 600,
-                                   .heads = 70,
-                                   .kv_heads = 10,
-                                   .dim = 64,
-                                   .dtype = DType::bf16,
-                                   .options = {.causal = causal}};
+  for (const auto& [causal, packed] : {std::pair(false, false), {true, false}, {false, true}, {true, true}}) {
+    GpuAttentionCase problem{.seq_q = 500,
+                             .seq_k = 600,
+                             .heads = 70,
+                             .kv_heads = 10,
+                             .dim = 64,
+                             .dtype = DType::bf16,
+                             .options = {.causal = causal}};
+    if (packed) {
+      problem.batch = 5;
+      problem.lengths_q = {20, 500, 130, 64, 310};
+      problem.lengths_k = {20, 600, 130, 200, 1};
+    }
     GpuAttention attention(problem, random);
     const AttentionValues first = attention.run(AttentionKernel::hopper);
     const AttentionValues other = attention.run(AttentionKernel::mma);
