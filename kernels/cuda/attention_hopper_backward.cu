@@ -110,6 +110,16 @@ CUtensorMap sequence_map(const char* operation, const AttentionTensor& tensor, c
   return tensor_map(operation, moved, args.dtype, rows + 1, map_rows, num_heads, args.head_dim, box_rows);
 }
 
+// Why it cannot begin so far before a tensor; empty if it can.
+std::string sequence_map_refusal(const char* name, const AttentionTensor& tensor, const AttentionArgs& args,
+                                 int64_t rows, int64_t longest) {
+  if (args.cu_seqlens_q == nullptr || rows <= 1 || tensor.seq_stride <= 0 || tensor.data == nullptr) return {};
+  const auto address = reinterpret_cast<uintptr_t>(tensor.data);
+  if (std::min(rows, longest) <= static_cast<int64_t>(address / 2) / tensor.seq_stride) return {};
+  return concat_message("the longest sequence has up to ", longest, " rows, with seq_stride ", tensor.seq_stride,
+                        " more than there are addresses before ", name);
+}
+
 template <class Shape>
 GradParams grad_params(const char* operation, const AttentionGradArgs& grad,
                        const strobe::cuda::DeviceProperties& gpu) {
@@ -179,13 +189,19 @@ std::string hopper_attention_backward_refusal(const AttentionArgs& args, Device 
   const std::string refusal = hopper_attention_refusal(args, device);
   if (!refusal.empty()) return refusal;
   if (args.softcap != 0) return "it does not take softcap";
-  return {};
+  const HopperRows rows(args);
+  std::string far = sequence_map_refusal("query", args.query, args, rows.queries, args.seq_len_q);
+  if (far.empty()) far = sequence_map_refusal("key", args.key, args, rows.keys, args.seq_len_k);
+  if (far.empty()) far = sequence_map_refusal("value", args.value, args, rows.keys, args.seq_len_k);
+  return far;
 }
 
 std::string hopper_attention_dout_refusal(const AttentionGradArgs& args) {
   if (args.dout_dim_stride != 1) return concat_message("dout has stride ", args.dout_dim_stride, " along head_dim");
   const HopperRows rows(args.forward);
-  return tensor_map_refusal("dout", args.dout, rows.batch, rows.queries, args.forward.num_heads);
+  const std::string refusal = tensor_map_refusal("dout", args.dout, rows.batch, rows.queries, args.forward.num_heads);
+  if (!refusal.empty()) return refusal;
+  return sequence_map_refusal("dout", args.dout, args.forward, rows.queries, args.forward.seq_len_q);
 }
 
 AttentionTile hopper_attention_backward_tile(const AttentionArgs& args, Device) {

@@ -178,8 +178,8 @@ struct RowTable {
 
   // The tile that holds query 0 of a sequence in one head. cu_seqlens_q are 32-bit, and so is the division.
   __device__ int64_t first_tile(const AttentionArgs& args, const SequencePair& pair, int64_t head) const {
-    if (!pair.packed) return (pair.batch * args.num_heads + head) * query_tiles;
-    return head * head_tiles + static_cast<int>(pair.first_q) / queries + pair.batch;
+    const int64_t first = static_cast<uint32_t>(pair.first_q) / static_cast<uint32_t>(queries) + pair.batch;
+    return head * head_tiles + (pair.packed ? first : pair.batch * args.num_heads * head_tiles);
   }
   // The log_sum of a query; `queries` floats further on is its delta, and so on.
   __device__ float* at(int64_t sequence_tile, int query) const {

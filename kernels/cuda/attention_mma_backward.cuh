@@ -69,8 +69,9 @@ struct BackwardParams {
 
 // delta = rowsum(dout * out) - dlse, lse in units of log 2, and zeros to add dquery to. A block per tile. delta is the
 // diagonal of dout out^T, multiplied in the order of dP: where one key has all the weight, dP - delta is exactly 0.
+// Without the 4 ptxas spills in favour of more blocks than shared memory has room for.
 template <class T, class Shape>
-__global__ void __launch_bounds__(128) prepare_backward(const __grid_constant__ BackwardParams params) {
+__global__ void __launch_bounds__(128, 4) prepare_backward(const __grid_constant__ BackwardParams params) {
   constexpr int columns = Shape::columns;
   using Tile = SwizzledTile<columns>;
   extern __shared__ __align__(1024) char shared[];
