@@ -13,9 +13,10 @@ namespace {
 
 using namespace strobe;
 
-// Milliseconds of the GPU: the median of `repeats` calls, each begun when the GPU was idle, after three that do not
-// count; `prepare` is not timed.
-constexpr int warm_up = 3;
+constexpr int warm_up = 3;  // calls that do not count
+
+// Milliseconds of the GPU: the median of `repeats` calls, each begun when the GPU was idle, after the warm-up;
+// `prepare` is not timed.
 double median_ms(const SpeedOptions& o, const std::function<void()>& prepare, const std::function<void()>& run) {
   synchronize(current_stream(o.device));
   std::this_thread::sleep_for(std::chrono::milliseconds(o.rest_ms));

@@ -78,8 +78,8 @@ auto dispatch_hopper(const AttentionArgs& args, F&& f) {
   return with_type.template operator()<float16>();
 }
 
-// How many heads' key blocks are numbered in turns; head_bytes: of the queries, dout and sums for dquery of one. A
-// power of two, so that few of the last ones remain.
+// How many heads' key blocks alternate; head_bytes: of the queries, dout and sums for dquery of one. A power of two, so
+// that few of the last ones remain.
 int64_t heads_of_sums(const BackwardParams& params, int64_t head_bytes, const strobe::cuda::DeviceProperties& gpu) {
   const AttentionArgs& args = params.grad.forward;
   const auto fits = [&](int64_t count) {

@@ -59,7 +59,8 @@ __device__ inline void close_turns(const GradParams& params, GradMemory<Shape>& 
   });
 }
 
-// With it, one thread adds what the warpgroup leaves in memory.dquery, in any order.
+// With it, one thread adds what the warpgroup leaves in memory.dquery, in any order alone: sums out of shared memory
+// come too late for turns.
 template <class Shape>
 __device__ inline void add_tiles(const GradParams& params, GradMemory<Shape>& memory) {
   constexpr int bytes = Shape::dquery_floats * 4;

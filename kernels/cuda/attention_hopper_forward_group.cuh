@@ -213,7 +213,7 @@ __device__ inline void multiply_tiles(const ForwardParams& params, ForwardMemory
     if constexpr (!Shape::staged) free_query(number);
     // The next tile begins while this one's last values are held: the ring has room for what is passed over until then.
     // What a group that sees nothing multiplies here is not used.
-    static_assert(Shape::keys >= 64 && Shape::groups <= Shape::stages + 1);
+    static_assert(Shape::keys >= 64 && Shape::groups <= Shape::stages);
     const bool seen = mine.see();
     const int passed = seen ? mine.blocks.begin - mine.tile.begin : 0;
     if (seen) wait_value();

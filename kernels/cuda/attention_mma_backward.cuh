@@ -49,10 +49,10 @@ struct BackwardParams {
   int64_t all_query_tiles = 0;
   int64_t key_blocks = 0;
   int64_t blocks = 0;
-  int64_t heads_together = 1;  // whose key blocks are numbered in turns
+  int64_t heads_together = 1;  // whose key blocks alternate
   float* dquery = nullptr;     // (all_query_tiles, elements of a tile)
   RowTable table = {};         // log_sum is infinity where there is no query or no key
-  int* turns = nullptr;        // (all_query_tiles): how many key blocks have added to dquery
+  int* turns = nullptr;        // (all_query_tiles): how far the sums for dquery are
   int* ticket = nullptr;       // (1)
   int stages = 2;
   bool deterministic = true;
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(Shape::threads) finish_backward(const __grid_c
   for (int r = 0; r < Shape::query_rows; ++r) {
 #pragma unroll
     for (int n = 0; n < Shape::query_columns; n += 2) {
-      if (query_column + 8 * n >= args.head_dim) continue;
+      if (query_column + 8 * n >= args.head_dim) continue;  // nobody may have written these
       float sum[2][4];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {

@@ -30,8 +30,8 @@ __device__ inline void barrier_expect(uint64_t* barrier, int bytes) {
   STROBE_HOPPER_ASM("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                     : "memory");
 }
-// Returns when the phase of this parity is over. No phase may end unseen: one that waits must be among those whose
-// arrival lets the next phase begin.
+// Returns when the phase of this parity is over. No phase may end unseen: the next one must need an arrival of the one
+// that waits, or of another that comes later.
 __device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
   STROBE_HOPPER_ASM(
       "{\n.reg .pred done;\nWAIT:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra WAIT;\n}\n" ::
