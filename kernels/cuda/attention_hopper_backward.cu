@@ -32,11 +32,12 @@ __global__ void __launch_bounds__(Shape::all_threads, 1) attention_backward(cons
       barrier_init(one, 1);
     }
     for (uint64_t* each_sum_warp : {&memory.dquery_full, &memory.turn_used}) barrier_init(each_sum_warp, 4);
-    barrier_init(&memory.number_empty, Shape::warps + 4 + (Shape::bulk ? 2 : 3));
+    barrier_init(&memory.number_empty, 32 * (Shape::warps + 4) + (Shape::bulk ? 2 : 3));
     barrier_init(&memory.keys_empty, Shape::warps + 4);
     barrier_init(&memory.turn_open, 2);
     barrier_init_fence();
   }
+  write_picks(memory);
   __syncthreads();
   strobe::cuda::wait_for_earlier_kernels();
   const int group = uniform(static_cast<int>(threadIdx.x) / 128);
@@ -61,9 +62,9 @@ __global__ void __launch_bounds__(Shape::all_threads, 1) attention_backward(cons
 #endif
 }
 
-// Calls f<T, Shape, head_dim>() with the least instance that holds head_dim. At head_dim 64 shared memory has time to
-// pass dquery on by TMA, which takes fewer instructions, and more time until the next block sees the sum; elsewhere and
-// in turns it is added out of registers.
+// Calls f<T, Shape, head_dim>() with the least instance that holds head_dim. dquery is added out of registers, which
+// takes less of shared memory than TMA. But where blocks have few tiles, they often wait for the first one at a tile,
+// and by TMA the warpgroup that sums does not.
 template <class F>
 auto dispatch_hopper(const AttentionArgs& args, F&& f) {
   const auto with_type = [&]<class T>() {
@@ -71,8 +72,9 @@ auto dispatch_hopper(const AttentionArgs& args, F&& f) {
     if (args.head_dim > 128) return f.template operator()<T, WideGradShape<192, 3, true>, 192>();
     if (args.head_dim > 96) return f.template operator()<T, GradShape<128, 1, 3, 2, false, false>, 128>();
     if (args.head_dim > 64) return f.template operator()<T, GradShape<128, 1, 3, 2, false, false>, 96>();
-    if (args.deterministic) return f.template operator()<T, GradShape<64, 2, 3, 2, true, false>, 64>();
-    return f.template operator()<T, GradShape<64, 2, 2, 2, true, true>, 64>();
+    const bool few_tiles = args.causal && args.seq_len_k <= 512;
+    if (!args.deterministic && few_tiles) return f.template operator()<T, GradShape<64, 2, 2, 2, true, true>, 64>();
+    return f.template operator()<T, GradShape<64, 2, 3, 2, true, false>, 64>();
   };
   if (args.dtype == DType::bf16) return with_type.template operator()<bfloat16>();
   return with_type.template operator()<float16>();

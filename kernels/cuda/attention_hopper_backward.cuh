@@ -54,7 +54,9 @@ struct GradShape {
   static constexpr bool sums_dquery = true, douts_apart = false;
   static constexpr int threads = 128 * groups, all_threads = threads + 256;
   static constexpr int key_bytes = keys * columns * 2, query_bytes = queries * columns * 2;
-  static constexpr int score_bytes = queries * keys * 2, row_bytes = RowTable::columns * queries * 4;
+  static constexpr int score_bytes = queries * keys * 2;
+  static constexpr bool rows_as_terms = true;
+  static constexpr int part_row_bytes = RowTable::terms * part_queries * 2, row_bytes = parts * part_row_bytes;
   static constexpr int dquery_floats = queries * columns, staging_bytes = 16 * 64 * 2;
   static constexpr int loader_registers = 32, sum_registers = 64, group_registers = 208;
   // How finish_backward finds the parts of dquery that a thread has: of each warp 16 rows and 64 columns.
@@ -86,6 +88,10 @@ struct GradShape {
   static constexpr int score_step(int part, int step) { return (part * part_queries + 16 * step) * 128; }
 };
 
+// Squares of 8 x 8: in each row ones that pick, out of the 8 terms of the row table, those for S or those for dP; or
+// zeros.
+enum class Pick { weight, delta, nothing, count };
+
 template <class Shape>
 struct GradMemory {
   alignas(1024) char key[Shape::key_bytes];
@@ -94,8 +100,9 @@ struct GradMemory {
   alignas(1024) char dout[Shape::dout_stages][Shape::query_bytes];
   alignas(1024) char scores[Shape::score_stages][Shape::score_bytes];  // dS
   alignas(128) float dquery[Shape::bulk ? Shape::dquery_floats : 4];
-  alignas(128) float rows[Shape::query_stages][RowTable::columns * Shape::queries];
+  alignas(128) char rows[Shape::query_stages][Shape::row_bytes];  // of RowTable
   alignas(128) char staging[Shape::warps][Shape::staging_bytes];  // dkey and dvalue on their way out
+  alignas(128) uint16_t picks[static_cast<int>(Pick::count)][64];
   uint64_t number_full, number_empty;
   uint64_t key_full, value_full, keys_empty;
   uint64_t query_full[Shape::query_stages], query_empty[Shape::query_stages];
@@ -106,6 +113,17 @@ struct GradMemory {
   int number;                          // of the next block of keys
   int is_first[2];                     // at this query tile, and at the next one
 };
+template <class Shape>
+__device__ inline void write_picks(GradMemory<Shape>& memory) {
+  for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(Pick::count) * 64; i += Shape::all_threads) {
+    const Pick pick{i / 64};
+    const bool is_weight = i % 8 < RowTable::weight_terms;
+    const bool is_one = pick == (is_weight ? Pick::weight : Pick::delta);
+    memory.picks[i / 64][i % 64] = is_one ? 0x3f80 : 0;  // 1 in bf16
+  }
+  fence_async_proxy();
+}
+
 template <class Shape>
 constexpr int grad_shared_bytes = static_cast<int>(sizeof(GradMemory<Shape>));  // at most 232,448
 
@@ -232,7 +250,7 @@ __device__ inline void for_each_block(const GradParams& params, GradMemory<Shape
   for (uint32_t parity = 0;; parity ^= 1) {
     barrier_wait(&memory.number_full, parity);
     const int number = Reader::same(memory.number);
-    Reader::arrive(&memory.number_empty);
+    barrier_arrive(&memory.number_empty);
     if (number >= static_cast<int>(params.base.blocks)) return;
     KeyPlace<Shape> place(params.base, number);
     for (int* x : {&place.batch, &place.kv_head, &place.block}) *x = Reader::same(*x);
@@ -277,7 +295,8 @@ __device__ inline void load_queries(const GradParams& params, GradMemory<Shape>&
       barrier_expect(full, Shape::query_bytes + Shape::row_bytes);
       load_tile<Shape>(memory.query[queries.stage], params.query, full, Shape::queries, step.first_query(), step.head,
                        block.queries);
-      bulk_load(memory.rows[queries.stage], base.table.at(step.place, 0), Shape::row_bytes, full);
+      bulk_load(memory.rows[queries.stage], base.table.data + int64_t{step.place} * (Shape::row_bytes / 4),
+                Shape::row_bytes, full);
       queries.advance();
       if constexpr (Shape::douts_apart) continue;
       full = &memory.dout_full[douts.stage];

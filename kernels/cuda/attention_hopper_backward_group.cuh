@@ -26,8 +26,8 @@ struct GroupGradient {
   static constexpr int sums = Shape::part_queries / 2;
   using Memory = GradMemory<Shape>;
   float dkey[head_dim / 2] = {}, dvalue[head_dim / 2] = {};
-  float scores[sums];                                 // S, then P
-  float dscores[sums];                                // dP, then dS
+  float scores[sums];                                 // S - lse, then P
+  float dscores[sums];                                // dP - delta, then dS
   uint32_t packed[part_steps][4];                     // P, then dS
   uint32_t key[head_steps][4], value[head_steps][4];  // Shape::keys_in_registers
 
@@ -57,14 +57,28 @@ struct GroupGradient {
                                              b_step, step > 0);
       }
     }
-    wgmma_commit();
   }
-  // S = K Q^T, dP = V dO^T
+  // Adds to each column the terms of its query. A product does so beside others, where every lane would have to load
+  // them. They stand for all 16 columns of its operand, of which the last 8 meet zeros.
+  template <Pick pick>
+  __device__ static void start_terms(float (&result)[sums], int stage, int part) {
+    constexpr int square = 128, place = static_cast<int>(pick) * square;
+    constexpr int to_zeros = static_cast<int>(Pick::nothing) * square - place;
+    const uint32_t b = memory_place() + static_cast<uint32_t>(stage * Shape::row_bytes / 16);
+    Wgmma<bfloat16, Shape::part_queries>::tiles(
+        result, wgmma_squares(memory_place(), offsetof(Memory, picks) + place, 0, to_zeros),
+        wgmma_squares(b, offsetof(Memory, rows) + part * Shape::part_row_bytes, square, 0), true);
+  }
+  // S = K Q^T - lse, in units of softmax_scale, and dP = V dO^T - delta.
   __device__ void start_scores(int stage, int group, int part) {
     start_product(scores, key, offsetof(Memory, key), offsetof(Memory, query), group, stage, part);
+    start_terms<Pick::weight>(scores, stage, part);
+    wgmma_commit();
   }
-  __device__ void start_dscores(int stage, int group, int part) {
-    start_product(dscores, value, offsetof(Memory, value), offsetof(Memory, dout), group, stage, part);
+  __device__ void start_dscores(int query_stage, int dout_stage, int group, int part) {
+    start_product(dscores, value, offsetof(Memory, value), offsetof(Memory, dout), group, dout_stage, part);
+    start_terms<Pick::delta>(dscores, query_stage, part);
+    wgmma_commit();
   }
   // result += rows times a tile
   __device__ static void start_sum(float (&result)[head_dim / 2], const uint32_t (&rows)[part_steps][4], int tile,
@@ -82,39 +96,19 @@ struct GroupGradient {
   // dvalue += P dO, dkey += dS Q
   __device__ void start_dvalue(int stage, int part) { start_sum(dvalue, packed, offsetof(Memory, dout), stage, part); }
   __device__ void start_dkey(int stage, int part) { start_sum(dkey, packed, offsetof(Memory, query), stage, part); }
-  // P = 2^(S - log_sum), by row table, of one half of the 64 queries. rows: those of all.
-  __device__ void weigh(const float* rows, float scale2, int half, int lane) {
+  // P of one half of the 64 queries.
+  __device__ void weigh(float scale, int half) {
     constexpr int count = sums / 2;
-    const float2 reference = reinterpret_cast<const float2*>(rows + RowTable::reference * Shape::queries)[lane];
-    if (__any_sync(~0u, reference.x != 0 || reference.y != 0)) {
 #pragma unroll
-      for (int i = half * count; i < (half + 1) * count; ++i) {
-        scores[i] = fmaf(scores[i], scale2, -rows[RowTable::reference * Shape::queries + column(i, lane)]);
-      }
-      scale2 = 1;
-    }
-#pragma unroll
-    for (int n = half * count / 4; n < (half + 1) * count / 4; ++n) {
-      const float2 log_sum = at(rows + RowTable::log_sum * Shape::queries, n, lane);
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        scores[4 * n + 2 * h] = exp2_fast(fmaf(scores[4 * n + 2 * h], scale2, -log_sum.x));
-        scores[4 * n + 2 * h + 1] = exp2_fast(fmaf(scores[4 * n + 2 * h + 1], scale2, -log_sum.y));
-      }
-    }
+    for (int i = half * count; i < (half + 1) * count; ++i) scores[i] = exp2_fast(scores[i] * scale);
   }
-  // dS = P (dP - delta), P as dvalue sees it
-  __device__ void differentiate(const float* rows, int lane) {
+  // dS = P dP, P as dvalue sees it
+  __device__ void differentiate() {
 #pragma unroll
-    for (int n = 0; n < sums / 4; ++n) {
-      const float2 delta = at(rows + RowTable::delta * Shape::queries, n, lane);
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float2 weight = unpack<T>(packed[n / 2][n % 2 * 2 + h]);
-        float* const two = dscores + 4 * n + 2 * h;
-        two[0] = weight.x * (two[0] - delta.x);
-        two[1] = weight.y * (two[1] - delta.y);
-      }
+    for (int i = 0; i < sums; i += 2) {
+      const float2 weight = unpack<T>(packed[i / 8][i / 2 % 4]);
+      dscores[i] *= weight.x;
+      dscores[i + 1] *= weight.y;
     }
   }
   // 0 for pairs outside of the band, of some columns. key: the lane's row h = 0; first_query: of the 64.
@@ -137,12 +131,6 @@ struct GroupGradient {
   __device__ static void pack_some(uint32_t (&packed)[part_steps][4], const float (&values)[sums], int from, int to) {
 #pragma unroll
     for (int i = from / 2; i < to / 2; ++i) packed[i / 4][i % 4] = pack<T>(values[2 * i], values[2 * i + 1]);
-  }
-
- private:
-  __device__ static int column(int i, int lane) { return i / 4 * 8 + 2 * (lane % 4) + i % 2; }
-  __device__ static float2 at(const float* column_of_table, int n, int lane) {
-    return reinterpret_cast<const float2*>(column_of_table)[4 * n + lane % 4];
   }
 };
 
@@ -179,9 +167,6 @@ struct GroupWork {
 
   __device__ int first_key() const { return block.first_key + Shape::group_keys * group; }
   __device__ int first_query(int part) const { return step.first_query() + part * Shape::part_queries; }
-  __device__ const float* rows(int part) const {
-    return memory.rows[progress.queries.stage] + part * Shape::part_queries;
-  }
   __device__ void hide(float (&values)[sums], int part, int from, int to) {
     if (!block.is_cut(first_query(part), first_key())) return;
     const int lane = fresh_lane(), warp = static_cast<int>(threadIdx.x) % 128 / 32;
@@ -189,7 +174,7 @@ struct GroupWork {
   }
   // P of one half of the queries of a part.
   __device__ void weigh(int part, int half) {
-    state.weigh(rows(part), params.base.score.magnitude * log2e, half, fresh_lane());
+    state.weigh(params.base.table.scale, half);
     hide(state.scores, part, half * sums / 2, (half + 1) * sums / 2);
   }
   __device__ void pack_weights(int half) {
@@ -197,7 +182,7 @@ struct GroupWork {
   }
   // dS of a part, in f32.
   __device__ void differentiate(int part) {
-    state.differentiate(rows(part), fresh_lane());
+    state.differentiate();
     hide(state.dscores, part, 0, sums);
   }
   __device__ void free_dout() {

@@ -38,7 +38,7 @@ requires(Shape::parts == 1) __device__ inline void multiply_tiles(GroupWork<T, S
   wgmma_wait<0>();
   hold(state.scores);
   work.weigh(0, 0);
-  state.start_dscores(douts.stage, group, 0);
+  state.start_dscores(queries.stage, douts.stage, group, 0);
   work.weigh(0, 1);
   work.pack_weights(0);
   work.pack_weights(1);
@@ -60,8 +60,8 @@ requires(Shape::parts == 1) __device__ inline void multiply_tiles(GroupWork<T, S
     work.pack_weights(0);
     WholeWarp::arrive(query_empty);
     barrier_wait(&memory.dout_full[douts.stage], douts.parity);
+    state.start_dscores(queries.stage, douts.stage, group, 0);
     work.weigh(0, 1);
-    state.start_dscores(douts.stage, group, 0);
     work.pack_weights(1);
     finish_tile();
   }
@@ -125,7 +125,7 @@ requires(Shape::parts == 2) __device__ inline void multiply_tiles(GroupWork<T, S
         barrier_wait(&memory.dout_full[douts.stage], douts.parity);
       }
       const int next_part = last_part ? 0 : part + 1;
-      state.start_dscores(douts.stage, group, next_part);
+      state.start_dscores(queries.stage, douts.stage, group, next_part);
       wgmma_wait<2>();
       hold(state.scores);
       weigh(next_part);
@@ -142,7 +142,7 @@ requires(Shape::parts == 2) __device__ inline void multiply_tiles(GroupWork<T, S
   barrier_wait(&memory.query_full[queries.stage], queries.parity);
   state.start_scores(queries.stage, group, 0);
   barrier_wait(&memory.dout_full[douts.stage], douts.parity);
-  state.start_dscores(douts.stage, group, 0);
+  state.start_dscores(queries.stage, douts.stage, group, 0);
   wgmma_wait<1>();
   hold(state.scores);
   weigh(0);

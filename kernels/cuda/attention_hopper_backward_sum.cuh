@@ -48,12 +48,14 @@ __device__ inline void open_turns(const GradParams& params, GradMemory<Shape>& m
 }
 template <class Shape>
 __device__ inline void close_turns(const GradParams& params, GradMemory<Shape>& memory) {
+  barrier_arrive(&memory.turn_open);
   for_each_step(params, memory, [&](const Step<Shape>& step, uint32_t parity) {
-    barrier_arrive(&memory.turn_open);
     barrier_wait(&memory.turn_used, parity);
+    const bool was_first = memory.is_first[parity] != 0;
+    barrier_arrive(&memory.turn_open);  // the next one opens while others learn of this one
     if (params.base.deterministic) {
       end_turn(params.base.turns + step.place, step.turn());
-    } else if (memory.is_first[parity] != 0) {
+    } else if (was_first) {
       end_turn(params.base.turns + step.place, begun);
     }
   });

@@ -17,6 +17,7 @@ struct WideGradShape {
   static constexpr int query_stages = stages, dout_stages = stages, weight_stages = 2;
   static constexpr int groups = 2, warps = 4 * groups, threads = 128 * groups, all_threads = threads + 128;
   static constexpr int key_bytes = keys * columns * 2, query_bytes = queries * columns * 2;
+  static constexpr bool rows_as_terms = false;
   static constexpr int row_bytes = RowTable::columns * queries * 4, staging_bytes = 16 * 64 * 2;
   static constexpr int loader_registers = 24, group_registers = 240;
   // The kernel for dquery has 64 queries a warpgroup and rings of keys and values.
@@ -91,6 +92,7 @@ struct WideGradient {
   }
   __device__ void start_scores(int key_tile, int query_tile, int stage) {
     Products::start_product(scores, key_rows, key_tile, query_tile, 0, stage, 0);
+    wgmma_commit();
   }
   // sum += half of the packed rows times a tile of dout or queries
   __device__ void start_sum(int tile, int stage, int half) {
@@ -342,7 +344,7 @@ __global__ void __launch_bounds__(Shape::all_threads, 1)
     init(memory.weights_full, 4);
     init(memory.weights_empty, 4);
     for (uint64_t* one : {&memory.number_full, &memory.key_full, &memory.value_full}) barrier_init(one, 1);
-    barrier_init(&memory.number_empty, Shape::warps + 2);
+    barrier_init(&memory.number_empty, 32 * Shape::warps + 2);
     barrier_init(&memory.keys_empty, Shape::warps);
     barrier_init_fence();
   }

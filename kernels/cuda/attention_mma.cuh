@@ -167,14 +167,18 @@ struct Band {
 };
 
 // What the backward pass keeps of every query, in tiles of `queries` that each sequence begins anew: (tile, 3,
-// queries). log_sum and reference, in units of log 2, are such that P = 2^((score - reference) - log_sum); delta as in
-// the paper.
+// queries) floats. log_sum and reference, in units of log 2, are such that P = 2^((score - reference) - log_sum); delta
+// as in the paper. Or, `as_terms`, (tile, queries, 8) bf16: 5 whose sum is to be added to Q K^T, so that P = 2^(scale *
+// the result), and 3 whose sum is to be added to dP.
 struct RowTable {
   enum Column { log_sum, delta, reference, columns };
+  static constexpr int weight_terms = 5, delta_terms = 3, terms = weight_terms + delta_terms, term_floats = terms / 2;
   float* data;
   int queries;
   int64_t query_tiles;  // of the longest sequence
   int64_t head_tiles;   // from one head to the next
+  bool as_terms;
+  float scale;  // |softmax_scale| log2(e), not 0
 
   // The tile that holds query 0 of a sequence in one head. cu_seqlens_q are 32-bit, and so is the division.
   __device__ int64_t first_tile(const AttentionArgs& args, const SequencePair& pair, int64_t head) const {
@@ -184,6 +188,50 @@ struct RowTable {
   // The log_sum of a query; `queries` floats further on is its delta, and so on.
   __device__ float* at(int64_t sequence_tile, int query) const {
     return data + (sequence_tile + query / queries) * (columns * queries) + query % queries;
+  }
+  // The terms of a query.
+  __device__ uint16_t* terms_at(int64_t sequence_tile, int query) const {
+    return reinterpret_cast<uint16_t*>(data) + (sequence_tile * queries + query) * terms;
+  }
+
+  // Writes a row. log_sum is infinity where the weight is 0.
+  __device__ void put(int64_t sequence_tile, int query, float row_log_sum, float row_delta) const {
+    if (as_terms) {
+      alignas(16) uint16_t row[terms] = {};
+      // Infinity would leave no number of its own.
+      put_terms<3>(row, row_log_sum == std::numeric_limits<float>::infinity() ? -3e38f : -row_log_sum / scale);
+      put_terms<delta_terms>(row + weight_terms, -row_delta);
+      *reinterpret_cast<uint4*>(terms_at(sequence_tile, query)) = *reinterpret_cast<const uint4*>(row);
+    } else {
+      float* const entry = at(sequence_tile, query);
+      entry[log_sum * queries] = row_log_sum;
+      entry[delta * queries] = row_delta;
+      entry[reference * queries] = 0;
+    }
+  }
+  // Replaces its log_sum by two parts.
+  __device__ void split(int64_t sequence_tile, int query, float row_log_sum, float row_reference) const {
+    if (as_terms) {
+      put_terms<weight_terms>(terms_at(sequence_tile, query), -(double{row_reference} + row_log_sum) / scale);
+    } else {
+      float* const entry = at(sequence_tile, query);
+      entry[log_sum * queries] = row_log_sum;
+      entry[reference * queries] = row_reference;
+    }
+  }
+
+ private:
+  __device__ static float toward_zero(float x) { return x; }
+  __device__ static float toward_zero(double x) { return __double2float_rz(x); }
+  // Each term is what the ones before it leave, cut off behind 8 bits: three hold all of a float.
+  template <int count, class Float>
+  __device__ static void put_terms(uint16_t* to, Float rest) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      const uint32_t bits = __float_as_uint(toward_zero(rest));
+      to[i] = static_cast<uint16_t>(bits >> 16);
+      rest -= __uint_as_float(bits & 0xffff0000u);
+    }
   }
 };
 

@@ -14,6 +14,7 @@ template <int columns_, int queries_, int keys_, int score_warps_, int key_warps
 struct BackwardShape {
   static constexpr int columns = columns_, queries = queries_, keys = keys_;
   static constexpr bool sums_dquery = true;  // in the workspace, over blocks of keys
+  static constexpr bool rows_as_terms = false;
   static constexpr int groups = 2, group_warps = 4, warps = groups * group_warps, threads = 32 * warps;
   static constexpr int sum_threads = threads;  // that have a part of dquery together
   static constexpr int group_keys = keys / groups;
@@ -132,10 +133,7 @@ __global__ void __launch_bounds__(128, 4) prepare_backward(const __grid_constant
         if (params.grad.dlse != nullptr) delta -= static_cast<const float*>(params.grad.dlse)[lse_offset + query];
         log_sum = static_cast<const float*>(args.lse)[lse_offset + query] * log2e;
       }
-      float* const entry = params.table.at(tile, tile_row);
-      entry[RowTable::log_sum * Shape::queries] = log_sum;
-      entry[RowTable::delta * Shape::queries] = delta;
-      entry[RowTable::reference * Shape::queries] = 0;
+      params.table.put(tile, tile_row, log_sum, delta);
     }
   }
 }
@@ -229,7 +227,14 @@ BackwardParams backward_params(const AttentionGradArgs& grad, void* base, size_t
   const bool packed = args.cu_seqlens_q != nullptr;
   const int64_t query_tiles = strobe::cuda::ceil_div(args.seq_len_q, Shape::queries);
   const int64_t head_tiles = packed ? args.total_q / Shape::queries + args.batch : query_tiles;
-  params.table = {nullptr, Shape::queries, query_tiles, head_tiles};
+  // Where the scale is next to 0 all scores are equal, and this one leaves them so.
+  constexpr float least_scale = 1e-30f;
+  params.table = {.data = nullptr,
+                  .queries = Shape::queries,
+                  .query_tiles = query_tiles,
+                  .head_tiles = head_tiles,
+                  .as_terms = Shape::rows_as_terms,
+                  .scale = std::max(params.score.magnitude * log2e, least_scale)};
   params.all_query_tiles = args.num_heads * head_tiles * (packed ? 1 : args.batch);
   params.key_blocks = strobe::cuda::ceil_div(args.seq_len_k, Shape::keys);
   params.blocks = params.key_blocks * args.batch * args.num_kv_heads;
@@ -239,7 +244,7 @@ BackwardParams backward_params(const AttentionGradArgs& grad, void* base, size_t
     bytes += (static_cast<size_t>(count) * sizeof(E) + 63) / 64 * 64;
   };
   take(params.dquery, Shape::sums_dquery ? params.all_query_tiles * Shape::queries * Shape::columns : 0);
-  take(params.table.data, params.all_query_tiles * RowTable::columns * Shape::queries);
+  take(params.table.data, params.all_query_tiles * (Shape::row_bytes / 4));
   take(params.turns, params.all_query_tiles);
   take(params.ticket, 1);
   params.deterministic = args.deterministic;

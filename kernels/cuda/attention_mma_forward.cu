@@ -365,9 +365,7 @@ __device__ inline void attend(const ForwardParams& params, int64_t index) {
         // lse may belong to more keys than these: then the two differ by more than rounding.
         if (lane % 4 == 0 && row < seq_len_q && fabsf(own_lse) > exact_lse &&
             fabsf(own_lse - lse[row]) <= 4.8e-7f * fabsf(own_lse)) {
-          float* const entry = params.table.at(table_tile, row);
-          entry[0] = log2f(total);
-          entry[RowTable::reference * params.table.queries] = maximum[r][h];
+          params.table.split(table_tile, row, log2f(total), maximum[r][h]);
         }
         continue;
       }

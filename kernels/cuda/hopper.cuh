@@ -168,6 +168,12 @@ __host__ __device__ constexpr uint64_t wgmma_operand(uint32_t place, int bytes, 
   const uint32_t low = place + static_cast<uint32_t>(bytes / 16 + (chunk_bytes / 16 << 16));
   return static_cast<uint64_t>(eight_rows_swizzle_128) << 32 | low;
 }
+// An operand of squares of 8 rows and 8 columns, 128 bytes each without a swizzle; how many bytes further on the square
+// of the next 8 rows and that of the next 8 columns are.
+__host__ __device__ constexpr uint64_t wgmma_squares(uint32_t place, int bytes, int next_rows, int next_columns) {
+  const uint32_t low = place + static_cast<uint32_t>(bytes / 16 + (next_columns / 16 << 16));
+  return static_cast<uint64_t>(next_rows / 16) << 32 | low;
+}
 // Before a product whose registers have been written by other instructions.
 __device__ inline void wgmma_fence() { STROBE_HOPPER_ASM("wgmma.fence.sync.aligned;" ::: "memory"); }
 // Closes a group of products.

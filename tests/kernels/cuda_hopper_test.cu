@@ -119,6 +119,34 @@ void check_product(std::mt19937& random) {
   CHECK(wrong == 0);
 }
 
+// out (64, 64) = a (64, 16) b (64, 16)^T, laid out in squares; `repeated`: the first square of a stands for all.
+__global__ void __launch_bounds__(128)
+    multiply_squares_kernel(float* out, const bfloat16* a, const bfloat16* b, bool repeated) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  __shared__ __align__(1024) bfloat16 squares[2][64 * 16];
+  for (int i = static_cast<int>(threadIdx.x); i < 64 * 16; i += 128) {
+    const int row = i / 16, column = i % 16, place = (row / 8 * 2 + column / 8) * 64 + row % 8 * 8 + column % 8;
+    squares[0][place] = a[i];
+    squares[1][place] = b[i];
+  }
+  fence_async_proxy();
+  __syncthreads();
+  const uint32_t place = shared_address(squares) >> 4 & 0x3fff;
+  const uint64_t all = wgmma_squares(place, 0, 256, 128), first = wgmma_squares(place, 0, 0, 0);
+  float sums[32];
+  wgmma_fence();
+  Wgmma<bfloat16, 64>::tiles(sums, repeated ? first : all, wgmma_squares(place, sizeof(squares[0]), 256, 128), false);
+  wgmma_commit();
+  wgmma_wait<0>();
+  hold(sums);
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    out[(16 * warp + lane / 4 + 8 * (i / 2 % 2)) * 64 + 8 * (i / 4) + 2 * (lane % 4) + i % 2] = sums[i];
+  }
+#endif
+}
+
 __global__ void __launch_bounds__(128)
     load_kernel(const __grid_constant__ CUtensorMap map, bfloat16* out, int dim, int row, int head, int batch) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -249,6 +277,33 @@ TEST_CASE("hopper: products of one tile in every form of operands" * needs_hoppe
   each_form.operator()<float16, 64>();
   each_form.operator()<float16, 128>();
   each_form.operator()<float16, 256>();
+}
+
+TEST_CASE("hopper: products of operands in squares without a swizzle, also of one square in all places" *
+          needs_hopper()) {
+  std::mt19937 random(1);
+  const std::vector<bfloat16> a = small_integers<bfloat16>(64 * 16, random);
+  const std::vector<bfloat16> b = small_integers<bfloat16>(64 * 16, random);
+  const Array<bfloat16> gpu_a(a), gpu_b(b);
+  for (const bool repeated : {false, true}) {
+    const Array<float> out(std::vector<float>(64 * 64, NAN));
+    strobe::cuda::launch("multiply", multiply_squares_kernel, 1, 128, 0, gpu_stream(), out.data(), gpu_a.data(),
+                         gpu_b.data(), repeated);
+    const std::vector<float> given = out.read();
+    int wrong = 0;
+    for (size_t i = 0; i < 64; ++i) {
+      for (size_t j = 0; j < 64; ++j) {
+        float sum = 0;
+        for (size_t k = 0; k < 16; ++k) {
+          const size_t at = repeated ? i % 8 * 16 + k % 8 : i * 16 + k;
+          sum += static_cast<float>(a[at]) * static_cast<float>(b[j * 16 + k]);
+        }
+        wrong += given[i * 64 + j] != sum;
+      }
+    }
+    CAPTURE(repeated);
+    CHECK(wrong == 0);
+  }
 }
 
 TEST_CASE("hopper: TMA swizzles tiles and fills what lies outside of the tensor with 0" * needs_hopper()) {
