@@ -1,5 +1,5 @@
 // Attention backward on Hopper: the kernel around the roles of attention_hopper_backward.cuh, and which cases it and
-// the two kernels for head_dim over 128 take.
+// the two kernels for head_dim over 128 or a softcap take.
 #include <algorithm>
 
 #include "strobe/kernels/cuda/attention_hopper.h"
@@ -64,12 +64,18 @@ __global__ void __launch_bounds__(Shape::all_threads, 1) attention_backward(cons
 
 // Calls f<T, Shape, head_dim>() with the least instance that holds head_dim. dquery is added out of registers, which
 // takes less of shared memory than TMA. But where blocks have few tiles, they often wait for the first one at a tile,
-// and by TMA the warpgroup that sums does not.
+// and by TMA the warpgroup that sums does not. With a softcap 96 columns are 128: scores take longer than their products.
 template <class F>
 auto dispatch_hopper(const AttentionArgs& args, F&& f) {
   const auto with_type = [&]<class T>() {
-    if (args.head_dim > 192) return f.template operator()<T, WideGradShape<256, 2, false>, 256>();
-    if (args.head_dim > 128) return f.template operator()<T, WideGradShape<192, 3, true>, 192>();
+    if (args.softcap != 0) {
+      if (args.head_dim > 192) return f.template operator()<T, WideGradShape<256, 2, false, true>, 256>();
+      if (args.head_dim > 128) return f.template operator()<T, WideGradShape<192, 3, true, true>, 192>();
+      if (args.head_dim > 64) return f.template operator()<T, WideGradShape<128, 3, true, true>, 128>();
+      return f.template operator()<T, WideGradShape<64, 3, true, true>, 64>();
+    }
+    if (args.head_dim > 192) return f.template operator()<T, WideGradShape<256, 2, false, false>, 256>();
+    if (args.head_dim > 128) return f.template operator()<T, WideGradShape<192, 3, true, false>, 192>();
     if (args.head_dim > 96) return f.template operator()<T, GradShape<128, 1, 3, 2, false, false>, 128>();
     if (args.head_dim > 64) return f.template operator()<T, GradShape<128, 1, 3, 2, false, false>, 96>();
     const bool few_tiles = args.causal && args.seq_len_k <= 512;
@@ -169,7 +175,7 @@ void launch_backward(const char* operation, const GradParams& params, const stro
   const int64_t tiles = base.table.query_tiles * args.batch * args.num_heads;
   strobe::cuda::launch(operation, prepare_backward<T, Shape>, grid_of(std::max<int64_t>(tiles, 1)), dim3(128),
                        2 * Shape::query_bytes, stream, base);
-  mma_attention_split_lse(args, base.table, stream);
+  if (args.softcap == 0) mma_attention_split_lse(args, base.table, stream);
   const auto grid = static_cast<unsigned>(std::min<int64_t>(base.blocks, gpu.multiprocessors));
   if constexpr (Shape::sums_dquery) {
     strobe::cuda::launch_early(operation, attention_backward<T, Shape, head_dim>, grid, Shape::all_threads,
@@ -190,7 +196,6 @@ void launch_backward(const char* operation, const GradParams& params, const stro
 std::string hopper_attention_backward_refusal(const AttentionArgs& args, Device device) {
   const std::string refusal = hopper_attention_refusal(args, device);
   if (!refusal.empty()) return refusal;
-  if (args.softcap != 0) return "it does not take softcap";
   const HopperRows rows(args);
   std::string far = sequence_map_refusal("query", args.query, args, rows.queries, args.seq_len_q);
   if (far.empty()) far = sequence_map_refusal("key", args.key, args, rows.keys, args.seq_len_k);

@@ -1,5 +1,5 @@
-// Attention backward on Hopper for head_dim over 128: dquery of 128 queries of a head, 64 a warpgroup. Sums stay in
-// registers while the keys and values that these queries see pass by.
+// Attention backward on Hopper for head_dim over 128 or a softcap: dquery of 128 queries of a head, 64 a warpgroup.
+// Sums stay in registers while the keys and values that these queries see pass by.
 #pragma once
 
 #include "strobe/kernels/cuda/attention_hopper_backward_wide.cuh"
@@ -131,8 +131,18 @@ struct DquerySums {
       reference[h] = entry[RowTable::reference * Shape::queries];
     }
   }
-  // P = 2^(S - log_sum)
-  __device__ void weigh(float scale2) {
+  // P = 2^(S - log_sum), or W with a softcap
+  __device__ void weigh(const ScoreFunction<float>& score) {
+    if constexpr (Shape::capped) {
+      const Softcap cap(score);
+#pragma unroll
+      for (int i = 0; i < sums; ++i) {
+        float x = scores[i] * cap.inner;
+        scores[i] = cap.weigh(x, log_sum[i / 2 % 2]);
+      }
+      return;
+    }
+    float scale2 = score.sign * score.magnitude * log2e;
     if (__any_sync(~0u, reference[0] != 0 || reference[1] != 0)) {
 #pragma unroll
       for (int i = 0; i < sums; ++i) scores[i] = fmaf(scores[i], scale2, -reference[i / 2 % 2]);
@@ -200,7 +210,7 @@ __device__ inline void multiply_block(const GradParams& params, DqueryMemory<Sha
     constexpr bool more = !decltype(last_round)::value;
     barrier_wait(&memory.value_full[values.stage], values.parity);
     state.start_dscores(group, values.stage);
-    state.weigh(base.score.sign * base.score.magnitude * log2e);
+    state.weigh(base.score);
     wgmma_wait<0>();
     hold(state.dscores);
     WholeWarp::arrive(&memory.value_empty[values.stage]);

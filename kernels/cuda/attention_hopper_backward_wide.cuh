@@ -1,6 +1,8 @@
 // Attention backward on Hopper for head_dim over 128, where the sums for dkey and dvalue of 64 keys fill the registers
 // of two warpgroups: one has S, P and dvalue, the other dP, dS and dkey. Additions to dquery of 64 keys at a time would
 // be bound by the L2 cache, so a kernel of its own multiplies it (attention_hopper_backward_dquery.cuh), in any mode.
+// A softcap takes this way at any head_dim: the second warpgroup gets W = P (1 - tanh^2) instead of P, and dS is
+// W (dP - delta). One that had dkey and dvalue would have no registers for both P and W.
 #pragma once
 
 #include "strobe/kernels/cuda/attention_hopper_backward_group.cuh"
@@ -8,10 +10,11 @@
 namespace strobe::kernels::cuda::hopper {
 
 // A tile has 64 queries or keys.
-template <int columns_, int stages, bool keys_in_registers_>
+template <int columns_, int stages, bool keys_in_registers_, bool capped_>
 struct WideGradShape {
   static constexpr int columns = columns_;                       // of tiles; head_dim may be less
   static constexpr bool keys_in_registers = keys_in_registers_;  // their rows as operands for S and dP
+  static constexpr bool capped = capped_;                        // with a softcap
   static constexpr bool sums_dquery = false, douts_apart = true;
   static constexpr int parts = 1, part_queries = 64, half_queries = 32, queries = 64, keys = 64;
   static constexpr int query_stages = stages, dout_stages = stages, weight_stages = 2;
@@ -31,14 +34,14 @@ struct WideGradShape {
   static constexpr int query_rows_at(int, int step) { return step * 16 * 128; }
 };
 
-template <int columns, int stages, bool keys_in_registers>
-struct GradMemory<WideGradShape<columns, stages, keys_in_registers>> {
-  using Shape = WideGradShape<columns, stages, keys_in_registers>;
+template <int columns, int stages, bool keys_in_registers, bool capped>
+struct GradMemory<WideGradShape<columns, stages, keys_in_registers, capped>> {
+  using Shape = WideGradShape<columns, stages, keys_in_registers, capped>;
   alignas(1024) char key[Shape::key_bytes];
   alignas(1024) char value[Shape::key_bytes];
   alignas(1024) char query[stages][Shape::query_bytes];
   alignas(1024) char dout[stages][Shape::query_bytes];
-  alignas(128) uint4 weights[Shape::weight_stages][4][128];  // P, of each thread of a warpgroup
+  alignas(128) uint4 weights[Shape::weight_stages][4][128];  // P or W, of each thread of a warpgroup
   alignas(128) float rows[stages][RowTable::columns * Shape::queries];
   alignas(128) char staging[Shape::warps][Shape::staging_bytes];  // dkey and dvalue on their way out
   uint64_t number_full, number_empty;
@@ -73,6 +76,22 @@ struct WideProgress {
   uint32_t keys_parity = 0;
 };
 
+// A score c tanh(x / c) of a pair, as softcap makes it, in units of log 2. Its log_sum needs no second part: lse is not
+// rounded worse than the tanh.
+struct Softcap {
+  float inner, outer;
+
+  __device__ explicit Softcap(const ScoreFunction<float>& score)
+      : inner(score.sign * score.magnitude / score.softcap), outer(score.softcap * log2e) {}
+
+  // Makes x = product * inner the pair's P = 2^(score - log_sum), and returns W = P (1 - tanh^2): dS = W (dP - delta).
+  __device__ float weigh(float& x, float log_sum) const {
+    const float t = tanh_fast(x);
+    x = exp2_fast(fmaf(outer, t, -log_sum));
+    return x * fmaf(-t, t, 1.0f);
+  }
+};
+
 // What a warpgroup has of its 64 keys in registers, in the layout of wgmma. Scores are worked on by halves of the
 // queries, so that the first half is multiplied beside the work on the second.
 template <class T, class Shape, int head_dim>
@@ -84,7 +103,7 @@ struct WideGradient {
   float scores[2 * half_sums];                 // S or dP
   float first[half_sums], second[half_sums];   // P or dS
   uint32_t packed[2 * half_steps][4];          // P or dS as an operand
-  uint32_t weights[2 * half_steps][4];         // P as dvalue sees it, for dS
+  uint32_t weights[2 * half_steps][4];         // P as dvalue sees it, or W, for dS
   uint32_t key_rows[Products::head_steps][4];  // Shape::keys_in_registers
 
   __device__ void load_keys(const char* tile) {
@@ -127,6 +146,23 @@ struct WideGradient {
   __device__ void weigh_second() {
 #pragma unroll
     for (float& x : second) x = exp2_fast(x);
+  }
+  // With a softcap all of the second half's work comes later; that it is scaled here keeps it out of the registers of
+  // S.
+  __device__ void part_scores(const Softcap& cap) {
+#pragma unroll
+    for (int i = 0; i < 2 * half_sums; ++i) (i < half_sums ? first[i] : second[i - half_sums]) = scores[i] * cap.inner;
+  }
+  // P of a half, and W as `weights`.
+  __device__ void weigh_capped(float (&values)[half_sums], const float* rows, const Softcap& cap, int half) {
+    const float* const log_sums = rows + RowTable::log_sum * Shape::queries + half * Shape::half_queries;
+    const int lane = fresh_lane();
+#pragma unroll
+    for (int i = 0; i < half_sums / 2; ++i) {
+      const float2 log_sum = reinterpret_cast<const float2*>(log_sums)[i / 2 * 4 + lane % 4];
+      const float left = cap.weigh(values[2 * i], log_sum.x), right = cap.weigh(values[2 * i + 1], log_sum.y);
+      weights[half * half_steps + i / 4][i % 4] = pack<T>(left, right);
+    }
   }
   // dS = P (dP - delta). Of the second half dP - delta, for now.
   __device__ void differentiate(const float* rows) {
@@ -194,19 +230,28 @@ __device__ inline void sum_dvalue(const BackwardParams& params, GradMemory<Shape
                                   WideProgress<Shape>& progress, WideGradient<T, Shape, head_dim>& state) {
   using Memory = GradMemory<Shape>;
   const float scale2 = params.score.sign * params.score.magnitude * log2e;
+  const Softcap cap(params.score);
   auto& [queries, douts, weights, keys_parity] = progress;
   Step<Shape> step(params, block);
   const auto start_scores = [&] {
     barrier_wait(&memory.query_full[queries.stage], queries.parity);
     state.start_scores(offsetof(Memory, key), offsetof(Memory, query), queries.stage);
   };
+  const auto free_query = [&] {
+    WholeWarp::arrive(&memory.query_empty[queries.stage]);
+    queries.advance();
+  };
   const auto weigh = [&] {
     wgmma_wait<0>();
     hold(state.scores);
-    state.weigh(memory.rows[queries.stage], scale2);
+    if constexpr (Shape::capped) {
+      state.part_scores(cap);
+      state.weigh_capped(state.first, memory.rows[queries.stage], cap, 0);
+    } else {
+      state.weigh(memory.rows[queries.stage], scale2);
+    }
     state.pack_half(state.first, block, step.first_query(), 0);
-    WholeWarp::arrive(&memory.query_empty[queries.stage]);
-    queries.advance();
+    if constexpr (!Shape::capped) free_query();
   };
   barrier_wait(&memory.key_full, keys_parity);
   keys_parity ^= 1;
@@ -220,13 +265,18 @@ __device__ inline void sum_dvalue(const BackwardParams& params, GradMemory<Shape
     constexpr bool more = !decltype(last_round)::value;
     barrier_wait(&memory.dout_full[douts.stage], douts.parity);
     state.start_sum(offsetof(Memory, dout), douts.stage, 0);
-    state.weigh_second();
+    if constexpr (Shape::capped) {
+      state.weigh_capped(state.second, memory.rows[queries.stage], cap, 1);
+      free_query();
+    } else {
+      state.weigh_second();
+    }
     state.pack_half(state.second, block, step.first_query(), 1);
     step.advance(params);
     barrier_wait(&memory.weights_empty[weights.stage], weights.parity ^ 1);
 #pragma unroll
     for (int n = 0; n < 2 * state.half_steps; ++n) {
-      const uint32_t(&four)[4] = state.packed[n];
+      const uint32_t(&four)[4] = Shape::capped ? state.weights[n] : state.packed[n];
       memory.weights[weights.stage][n][threadIdx.x] = uint4{four[0], four[1], four[2], four[3]};
     }
     WholeWarp::arrive(&memory.weights_full[weights.stage]);

@@ -25,14 +25,13 @@ void check_forward(GpuAttention& attention, const GpuAttentionCase& problem) {
   check_output(given, exact, unfused, 0, problem.dtype);
   CHECK(relative_error(given[1], exact[1]) <= 1e-5);
 }
-// dquery, dkey and dvalue, too. The backward pass leaves cases to another kernel that the forward pass takes.
+// dquery, dkey and dvalue, too.
 void check_all(const GpuAttentionCase& problem, std::mt19937& random,
                AttentionKernel kernel = AttentionKernel::hopper) {
   INFO(problem.describe());
   GpuAttention attention(problem, random);
   const AttentionValues exact = attention.reference(), unfused = attention.reference(problem.dtype);
-  const bool both = problem.options.softcap == 0;
-  const AttentionValues given = attention.run(kernel, both ? kernel : AttentionKernel::auto_select);
+  const AttentionValues given = attention.run(kernel);
   for (const size_t i : {0, 2, 3, 4}) check_output(given, exact, unfused, i, problem.dtype);
   CHECK(relative_error(given[1], exact[1]) <= 1e-5);
 }
@@ -185,10 +184,12 @@ TEST_CASE("cuda attention hopper: softcap" * needs_hopper()) {
           GpuAttentionCase problem{
               .seq_q = 150,
               .seq_k = 400,
-              .heads = 2,
+              .heads = 4,
+              .kv_heads = 2,
               .dim = dim,
               .dtype = dtype,
-              .options = {.softmax_scale = causal ? -0.5 : 1.0, .causal = causal, .softcap = softcap}};
+              .options = {.softmax_scale = causal ? -0.5 : 1.0, .causal = causal, .softcap = softcap},
+              .with_dlse = true};
           check_all(problem, random);
           if (softcap != 5) continue;
           problem.options.window_left = 100;
@@ -356,10 +357,14 @@ TEST_CASE("cuda attention hopper: a single key has gradient 0" * needs_hopper())
   std::mt19937 random(8);
   for (const DType dtype : {DType::bf16, DType::f16}) {
     for (const int64_t dim : {64, 128, 192, 256}) {
-      GpuAttention attention({.seq_q = 150, .heads = 2, .kv_heads = 2, .dim = dim, .dtype = dtype}, random);
-      const AttentionValues values = attention.run(AttentionKernel::hopper);
-      for (const size_t i : {2, 3}) {
-        CHECK(std::all_of(values[i].begin(), values[i].end(), [](double x) { return x == 0; }));
+      for (const double softcap : {0.0, 5.0}) {
+        GpuAttention attention(
+            {.seq_q = 150, .heads = 2, .kv_heads = 2, .dim = dim, .dtype = dtype, .options = {.softcap = softcap}},
+            random);
+        const AttentionValues values = attention.run(AttentionKernel::hopper);
+        for (const size_t i : {2, 3}) {
+          CHECK(std::all_of(values[i].begin(), values[i].end(), [](double x) { return x == 0; }));
+        }
       }
     }
   }
@@ -369,12 +374,14 @@ TEST_CASE("cuda attention hopper: large scores keep their gradients" * needs_hop
   std::mt19937 random(9);
   for (const int64_t dim : {64, 128, 192, 256}) {
     for (const bool causal : {false, true}) {
-      check_all({.seq_q = 200,
-                 .seq_k = 300,
-                 .dim = dim,
-                 .dtype = DType::bf16,
-                 .options = {.softmax_scale = 100, .causal = causal}},
-                random);
+      for (const double softcap : {0.0, 2000.0}) {
+        check_all({.seq_q = 200,
+                   .seq_k = 300,
+                   .dim = dim,
+                   .dtype = DType::bf16,
+                   .options = {.softmax_scale = 100, .causal = causal, .softcap = softcap}},
+                  random);
+      }
     }
   }
 }
@@ -387,17 +394,15 @@ TEST_CASE("cuda attention hopper: a dout that TMA cannot read is left to another
                        doctest::Contains("kernel hopper given, but dout has stride 0"), Error);
 }
 
-TEST_CASE("cuda attention hopper: what both passes refuse, and the backward pass alone, by name" * needs_hopper()) {
+TEST_CASE("cuda attention hopper: what both passes refuse, by name" * needs_hopper()) {
   std::mt19937 random(16);
-  const auto refuses = [&](GpuAttentionCase problem, const char* what, bool forward_too = true) {
+  const auto refuses = [&](GpuAttentionCase problem, const char* what) {
     INFO(what);
     problem.dtype = DType::bf16;
     GpuAttention attention(problem, random);
     const std::string message = concat_message("kernel hopper given, but ", what);
-    if (forward_too) {
-      CHECK_THROWS_WITH_AS(attention.run(AttentionKernel::hopper, AttentionKernel::auto_select),
-                           doctest::Contains(message.c_str()), Error);
-    }
+    CHECK_THROWS_WITH_AS(attention.run(AttentionKernel::hopper, AttentionKernel::auto_select),
+                         doctest::Contains(message.c_str()), Error);
     CHECK_THROWS_WITH_AS(attention.run(AttentionKernel::auto_select, AttentionKernel::hopper),
                          doctest::Contains(message.c_str()), Error);
   };
@@ -405,20 +410,24 @@ TEST_CASE("cuda attention hopper: what both passes refuse, and the backward pass
   refuses({.dim = 64, .options = {.dropout_p = 0.5}}, "it does not take dropout_p");
   refuses({.dim = 64, .options = {.alibi_slopes = ones({1})}}, "it does not take alibi_slopes");
   refuses({.seq_q = 9, .seq_k = 9, .heads = 2, .dim = 64, .gap = 4}, "query ");
-  refuses({.dim = 64, .options = {.softcap = 5}}, "it does not take softcap", false);
 }
 
 TEST_CASE("cuda attention hopper: many tiles for each block of the grid give the same bits on every run" *
           needs_hopper()) {
   std::mt19937 random(6);
-  for (const auto& [causal, packed] : {std::pair(false, false), {true, false}, {false, true}, {true, true}}) {
+  for (const auto& [causal, packed, softcap] : {std::tuple(false, false, 0),
+                                                {true, false, 0},
+                                                {false, true, 0},
+                                                {true, true, 0},
+                                                {false, false, 30},
+                                                {true, true, 30}}) {
     GpuAttentionCase problem{.seq_q = 500,
                              .seq_k = 600,
                              .heads = 70,
                              .kv_heads = 10,
                              .dim = 64,
                              .dtype = DType::bf16,
-                             .options = {.causal = causal}};
+                             .options = {.causal = causal, .softcap = static_cast<double>(softcap)}};
     if (packed) {
       problem.batch = 5;
       problem.lengths_q = {20, 500, 130, 64, 310};
