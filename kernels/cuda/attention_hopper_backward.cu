@@ -28,11 +28,9 @@ __global__ void __launch_bounds__(Shape::all_threads, 1) attention_backward(cons
     init(memory.dout_empty, Shape::warps);
     init(memory.scores_full, Shape::warps);
     init(memory.scores_empty, 4);
-    for (uint64_t* one : {&memory.number_full, &memory.key_full, &memory.value_full, &memory.dquery_empty}) {
-      barrier_init(one, 1);
-    }
-    for (uint64_t* each_sum_warp : {&memory.dquery_full, &memory.turn_used}) barrier_init(each_sum_warp, 4);
-    barrier_init(&memory.number_empty, 32 * (Shape::warps + 4) + (Shape::bulk ? 2 : 3));
+    for (uint64_t* one : {&memory.number_full, &memory.key_full, &memory.value_full}) barrier_init(one, 1);
+    barrier_init(&memory.turn_used, 4);
+    barrier_init(&memory.number_empty, 32 * (Shape::warps + 4) + 3);
     barrier_init(&memory.keys_empty, Shape::warps + 4);
     barrier_init(&memory.turn_open, 2);
     barrier_init_fence();
@@ -52,19 +50,14 @@ __global__ void __launch_bounds__(Shape::all_threads, 1) attention_backward(cons
     const int role = static_cast<int>(threadIdx.x) - Shape::threads - 128;
     if (role == 0) load_queries<Shape>(params, memory);
     if (role == 32) load_keys<Shape>(params, memory);
-    if constexpr (Shape::bulk) {
-      if (role == 64) add_tiles<Shape>(params, memory);
-    } else {
-      if (role == 64) open_turns<Shape>(params, memory);
-      if (role == 96) close_turns<Shape>(params, memory);
-    }
+    if (role == 64) open_turns<Shape>(params, memory);
+    if (role == 96) close_turns<Shape>(params, memory);
   }
 #endif
 }
 
-// Calls f<T, Shape, head_dim>() with the least instance that holds head_dim. dquery is added out of registers, which
-// takes less of shared memory than TMA. But where blocks have few tiles, they often wait for the first one at a tile,
-// and by TMA the warpgroup that sums does not. With a softcap 96 columns are 128: scores take longer than their products.
+// Calls f<T, Shape, head_dim>() with the least instance that holds head_dim. With a softcap 96 columns are 128: scores
+// take longer than their products.
 template <class F>
 auto dispatch_hopper(const AttentionArgs& args, F&& f) {
   const auto with_type = [&]<class T>() {
@@ -76,11 +69,9 @@ auto dispatch_hopper(const AttentionArgs& args, F&& f) {
     }
     if (args.head_dim > 192) return f.template operator()<T, WideGradShape<256, 2, false, false>, 256>();
     if (args.head_dim > 128) return f.template operator()<T, WideGradShape<192, 3, true, false>, 192>();
-    if (args.head_dim > 96) return f.template operator()<T, GradShape<128, 1, 3, 2, false, false>, 128>();
-    if (args.head_dim > 64) return f.template operator()<T, GradShape<128, 1, 3, 2, false, false>, 96>();
-    const bool few_tiles = args.causal && args.seq_len_k <= 512;
-    if (!args.deterministic && few_tiles) return f.template operator()<T, GradShape<64, 2, 2, 2, true, true>, 64>();
-    return f.template operator()<T, GradShape<64, 2, 3, 2, true, false>, 64>();
+    if (args.head_dim > 96) return f.template operator()<T, GradShape<128>, 128>();
+    if (args.head_dim > 64) return f.template operator()<T, GradShape<128>, 96>();
+    return f.template operator()<T, GradShape<64>, 64>();
   };
   if (args.dtype == DType::bf16) return with_type.template operator()<bfloat16>();
   return with_type.template operator()<float16>();
@@ -93,10 +84,10 @@ int64_t heads_of_sums(const BackwardParams& params, int64_t head_bytes, const st
   const auto fits = [&](int64_t count) {
     // In turns, blocks of one head wait for each other: more heads are worth leaving the L2 cache. Measured on an H200.
     if (params.deterministic) return count * count * head_bytes <= int64_t{20} * gpu.l2_bytes;
+    const bool cached = count * head_bytes <= gpu.l2_bytes * 2 / 3;
     // Where blocks differ, long ones begin beside short ones.
-    if (args.causal && count * params.key_blocks <= gpu.multiprocessors) return true;
-    // About eight blocks of a head at the same time, and what they share stays in the cache.
-    return count * head_bytes <= gpu.l2_bytes * 2 / 3 && count * 8 <= gpu.multiprocessors;
+    if (args.causal) return cached || count * params.key_blocks <= gpu.multiprocessors;
+    return cached && count * std::min<int64_t>(params.key_blocks, 16) <= gpu.multiprocessors;
   };
   int64_t count = 1;
   while (2 * count <= args.batch * args.num_kv_heads && fits(2 * count)) count *= 2;

@@ -43,14 +43,14 @@ __device__ inline uint32_t memory_place() {
 
 // A query tile has `parts` times 64 queries, which one after the other meet the keys; dquery is summed in two halves:
 // the 64 queries of each part, or 64 columns of the only one, as far as head_dim has them.
-template <int columns_, int parts_, int query_stages_, int dout_stages_, bool keys_in_registers_, bool bulk_>
+template <int columns_>
 struct GradShape {
   static constexpr int columns = columns_;  // of tiles; head_dim may be less
   static constexpr int groups = 2, group_keys = 64, keys = groups * group_keys;
-  static constexpr int parts = parts_, part_queries = 64, queries = parts * part_queries;
-  static constexpr int query_stages = query_stages_, dout_stages = dout_stages_, score_stages = 2;
-  static constexpr bool keys_in_registers = keys_in_registers_;  // their rows as operands for S and dP
-  static constexpr bool bulk = bulk_;  // dquery is added by TMA out of shared memory, not out of registers
+  static_assert(columns == 64 || columns == 128);
+  static constexpr int parts = 128 / columns, part_queries = 64, queries = parts * part_queries;
+  static constexpr int query_stages = 3, dout_stages = 2, score_stages = 2;
+  static constexpr bool keys_in_registers = columns == 64;  // their rows as operands for S and dP
   static constexpr bool sums_dquery = true, douts_apart = false;
   static constexpr int threads = 128 * groups, all_threads = threads + 256;
   static constexpr int key_bytes = keys * columns * 2, query_bytes = queries * columns * 2;
@@ -62,7 +62,6 @@ struct GradShape {
   // How finish_backward finds the parts of dquery that a thread has: of each warp 16 rows and 64 columns.
   static constexpr int warps = 4 * groups, query_warps = 4 * parts, query_rows = 1, query_columns = 8,
                        sum_threads = 128;
-  static_assert(parts * columns == 128);
 
   // Where operands begin in their tiles, in bytes, for step `step` of 16 summed elements. Tiles are chunks of 64
   // columns; dS has a row for each query, and a chunk for each warpgroup's keys.
@@ -99,19 +98,17 @@ struct GradMemory {
   alignas(1024) char query[Shape::query_stages][Shape::query_bytes];
   alignas(1024) char dout[Shape::dout_stages][Shape::query_bytes];
   alignas(1024) char scores[Shape::score_stages][Shape::score_bytes];  // dS
-  alignas(128) float dquery[Shape::bulk ? Shape::dquery_floats : 4];
-  alignas(128) char rows[Shape::query_stages][Shape::row_bytes];  // of RowTable
-  alignas(128) char staging[Shape::warps][Shape::staging_bytes];  // dkey and dvalue on their way out
+  alignas(128) char rows[Shape::query_stages][Shape::row_bytes];       // of RowTable
+  alignas(128) char staging[Shape::warps][Shape::staging_bytes];       // dkey and dvalue on their way out
   alignas(128) uint16_t picks[static_cast<int>(Pick::count)][64];
   uint64_t number_full, number_empty;
   uint64_t key_full, value_full, keys_empty;
   uint64_t query_full[Shape::query_stages], query_empty[Shape::query_stages];
   uint64_t dout_full[Shape::dout_stages], dout_empty[Shape::dout_stages];
   uint64_t scores_full[Shape::score_stages], scores_empty[Shape::score_stages];
-  uint64_t dquery_full, dquery_empty;  // Shape::bulk
-  uint64_t turn_open, turn_used;       // otherwise
-  int number;                          // of the next block of keys
-  int is_first[2];                     // at this query tile, and at the next one
+  uint64_t turn_open, turn_used;
+  int number;       // of the next block of keys
+  int is_first[2];  // at this query tile, and at the next one
 };
 template <class Shape>
 __device__ inline void write_picks(GradMemory<Shape>& memory) {

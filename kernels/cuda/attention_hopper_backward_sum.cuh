@@ -26,8 +26,8 @@ __device__ inline void end_turn(int* counter, int turn) {
 // otherwise one of these, and the others wait for the first one alone.
 inline constexpr int untouched = 0, begun = 1, stored = 2;
 
-// Without Shape::bulk two threads watch the counters: one awaits that this block may add to a tile, the other tells the
-// next one when all warps have. A turn opens when both have arrived, so neither misses a phase.
+// Two threads watch the counters: one awaits that this block may add to a tile, the other tells the next one when all
+// warps have. A turn opens when both have arrived, so neither misses a phase.
 template <class Shape>
 __device__ inline void open_turns(const GradParams& params, GradMemory<Shape>& memory) {
   for_each_step(params, memory, [&](const Step<Shape>& step, uint32_t parity) {
@@ -61,36 +61,7 @@ __device__ inline void close_turns(const GradParams& params, GradMemory<Shape>& 
   });
 }
 
-// With it, one thread adds what the warpgroup leaves in memory.dquery, in any order alone: sums out of shared memory
-// come too late for turns.
-template <class Shape>
-__device__ inline void add_tiles(const GradParams& params, GradMemory<Shape>& memory) {
-  constexpr int bytes = Shape::dquery_floats * 4;
-  for_each_step(params, memory, [&](const Step<Shape>& step, uint32_t parity) {
-    int* const counter = params.base.turns + step.place;
-    float* const sums = params.base.dquery + int64_t{step.place} * Shape::dquery_floats;
-    const bool was_stored = read_turn(counter) == stored;  // asked before it matters
-    if (was_stored) fence_gpu();
-    barrier_wait(&memory.dquery_full, parity);
-    const bool stores = !was_stored && atomicCAS(counter, untouched, begun) == untouched;
-    if (stores) {
-      bulk_store(sums, memory.dquery, bytes);
-    } else {
-      if (!was_stored) wait_turn(counter, stored);
-      fence_async_proxy_all();
-      bulk_add(sums, memory.dquery, bytes);
-    }
-    bulk_commit();
-    bulk_wait_read<0>();
-    barrier_arrive(&memory.dquery_empty);
-    if (!stores) return;
-    bulk_wait<0>();
-    end_turn(counter, begun);
-  });
-  bulk_wait<0>();
-}
-
-// Stores a half of dquery to shared memory, or adds it to the sums of other blocks.
+// Stores a half of dquery, or adds it to the sums of other blocks.
 template <class Shape, int sums>
 __device__ inline void put_dquery(const float (&dquery)[sums], float* tile, int half, bool adds) {
   float* const to = tile + half * (Shape::dquery_floats / 2) + lane_floats * (threadIdx.x % Shape::sum_threads);
@@ -134,13 +105,9 @@ __device__ inline void sum_dquery(const GradParams& params, GradMemory<Shape>& m
       barrier_wait(&memory.scores_full[scores.stage], scores.parity);
       float first[32];
       start_dquery<T, Shape>(first, scores.stage, 0);
-      barrier_wait(Shape::bulk ? &memory.dquery_empty : &memory.turn_open, Shape::bulk ? parity ^ 1 : parity);
-      float* tile = memory.dquery;
-      bool adds = false;
-      if constexpr (!Shape::bulk) {
-        tile = params.base.dquery + int64_t{step.place} * Shape::dquery_floats;
-        adds = memory.is_first[parity] == 0;
-      }
+      barrier_wait(&memory.turn_open, parity);
+      float* const tile = params.base.dquery + int64_t{step.place} * Shape::dquery_floats;
+      const bool adds = memory.is_first[parity] == 0;
       wgmma_wait<0>();
       hold(first);
       put_dquery<Shape>(first, tile, 0, adds);
@@ -150,8 +117,7 @@ __device__ inline void sum_dquery(const GradParams& params, GradMemory<Shape>& m
       hold(second);
       WholeWarp::arrive(&memory.scores_empty[scores.stage]);
       put_dquery<Shape>(second, tile, 1, adds);
-      if constexpr (Shape::bulk) fence_async_proxy();
-      WholeWarp::arrive(Shape::bulk ? &memory.dquery_full : &memory.turn_used);
+      WholeWarp::arrive(&memory.turn_used);
       scores.advance();
     }
     if (block.steps > 0) WholeWarp::arrive(&memory.keys_empty);

@@ -86,12 +86,6 @@ __device__ inline void bulk_add(float* target, const float* source, int bytes) {
                     "r"(shared_address(source)), "r"(bytes)
                     : "memory");
 }
-// Stores them.
-__device__ inline void bulk_store(float* target, const float* source, int bytes) {
-  STROBE_HOPPER_ASM("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(target),
-                    "r"(shared_address(source)), "r"(bytes)
-                    : "memory");
-}
 __device__ inline void bulk_commit() { STROBE_HOPPER_ASM("cp.async.bulk.commit_group;" ::: "memory"); }
 // Waits until at most `pending` of this thread's newest groups still read shared memory, or are under way at all.
 template <int pending>
@@ -104,8 +98,6 @@ __device__ inline void bulk_wait() {
 }
 // What this thread wrote to shared memory becomes visible to TMA and wgmma.
 __device__ inline void fence_async_proxy() { STROBE_HOPPER_ASM("fence.proxy.async.shared::cta;" ::: "memory"); }
-// The same of any memory, and in both directions.
-__device__ inline void fence_async_proxy_all() { STROBE_HOPPER_ASM("fence.proxy.async;" ::: "memory"); }
 
 // Waits for the 128 threads of a warpgroup.
 __device__ inline void barrier_group(int group) { STROBE_HOPPER_ASM("bar.sync %0, 128;" ::"r"(1 + group) : "memory"); }

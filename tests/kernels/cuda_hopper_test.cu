@@ -225,7 +225,7 @@ __global__ void bulk_kernel(float* target, float* copy, const float* source) {
   bulk_load(values, source, bulk_floats * 4, &full);
   barrier_wait(&full, 0);
   bulk_add(target, values, bulk_floats * 4);
-  if (blockIdx.x == 0) bulk_store(copy, values, bulk_floats * 4);
+  for (int i = 0; blockIdx.x == 0 && i < bulk_floats; ++i) copy[i] = values[i];
   bulk_commit();
   bulk_wait<0>();
 #endif
