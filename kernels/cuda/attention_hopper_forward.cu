@@ -48,11 +48,24 @@ auto dispatch_hopper(const AttentionArgs& args, F&& f) {
   return with_type.template operator()<float16>();
 }
 
-// Heads whose tiles take turns: as many as their keys and values fill two thirds of the L2 cache, in sections of about
-// the same size.
-int heads_together(const AttentionArgs& args, const strobe::cuda::DeviceProperties& gpu) {
+// How far a query sees from the diagonal through a window, in 32 bits: positions are below 2^29.
+int reach(int64_t window) {
+  constexpr int64_t everything = int64_t{1} << 30;
+  return static_cast<int>(window < 0 ? everything : std::min(window, everything));
+}
+
+int reach_right(const AttentionArgs& args) { return args.causal ? 0 : reach(args.window_right); }
+
+// Keys that the queries of a tile see at most.
+int64_t keys_of_tile(const AttentionArgs& args, int64_t queries) {
+  return std::min(args.seq_len_k, reach(args.window_left) + int64_t{reach_right(args)} + queries);
+}
+
+// Heads whose tiles take turns: as many as the keys and values that a tile of each sees fill two thirds of the L2
+// cache, in sections of about the same size.
+int heads_together(const AttentionArgs& args, int queries, const strobe::cuda::DeviceProperties& gpu) {
   const int64_t heads = args.batch * args.num_heads, group = args.num_heads / args.num_kv_heads;
-  const int64_t bytes = 4 * args.seq_len_k * args.head_dim;  // of one head's keys and values
+  const int64_t bytes = 4 * keys_of_tile(args, queries) * args.head_dim;
   const int64_t sections = strobe::cuda::ceil_div(heads, group * std::max<int64_t>(gpu.l2_bytes * 2 / 3 / bytes, 1));
   return static_cast<int>(strobe::cuda::ceil_div(heads, sections));
 }
@@ -70,16 +83,11 @@ bool longest_first(const AttentionArgs& args, int query_tiles, int tiles, int bl
 // Whether a round of tiles takes longer than it takes to deal them with regard to their length, about 15,000 clocks.
 bool worth_dealing(const AttentionArgs& args, int queries) {
   const bool packed = args.cu_seqlens_q != nullptr;
-  const double clocks = static_cast<double>(queries) * static_cast<double>(args.head_dim) / (args.causal ? 2048 : 1024);
+  const double clocks = static_cast<double>(queries) * static_cast<double>(args.head_dim) / 1024;
   const double filled = packed ? static_cast<double>(args.total_k) / static_cast<double>(args.batch)
                                : static_cast<double>(args.seq_len_k);
-  return clocks * filled >= 15000;
-}
-
-// How far a query sees from the diagonal through a window, in 32 bits: positions are below 2^29.
-int reach(int64_t window) {
-  constexpr int64_t everything = int64_t{1} << 30;
-  return static_cast<int>(window < 0 ? everything : std::min(window, everything));
+  const double seen = std::min(args.causal ? filled / 2 : filled, static_cast<double>(keys_of_tile(args, queries)));
+  return clocks * seen >= 15000;
 }
 
 }  // namespace
@@ -130,8 +138,8 @@ void hopper_attention_forward(const AttentionArgs& args, const Stream& stream) {
                                .rotation = rotation(query_tiles, blocks),
                                .group = static_cast<int>(args.num_heads / args.num_kv_heads),
                                .left = reach(args.window_left),
-                               .right = args.causal ? std::min(reach(args.window_right), 0) : reach(args.window_right),
-                               .heads_together = heads_together(args, gpu)};
+                               .right = reach_right(args),
+                               .heads_together = heads_together(args, Shape::queries, gpu)};
     strobe::cuda::launch(operation, attention_forward<T, Shape>, static_cast<unsigned>(blocks), Shape::threads,
                          forward_shared_bytes<Shape>, stream, params);
   });
