@@ -62,13 +62,13 @@ template <class F>
 auto dispatch_hopper(const AttentionArgs& args, F&& f) {
   const auto with_type = [&]<class T>() {
     if (args.softcap != 0) {
-      if (args.head_dim > 192) return f.template operator()<T, WideGradShape<256, 2, false, true>, 256>();
-      if (args.head_dim > 128) return f.template operator()<T, WideGradShape<192, 3, true, true>, 192>();
-      if (args.head_dim > 64) return f.template operator()<T, WideGradShape<128, 3, true, true>, 128>();
-      return f.template operator()<T, WideGradShape<64, 3, true, true>, 64>();
+      if (args.head_dim > 192) return f.template operator()<T, WideGradShape<256, 2, 8, 4, true>, 256>();
+      if (args.head_dim > 128) return f.template operator()<T, WideGradShape<192, 3, 12, 0, true>, 192>();
+      if (args.head_dim > 64) return f.template operator()<T, WideGradShape<128, 3, 8, 0, true>, 128>();
+      return f.template operator()<T, WideGradShape<64, 3, 4, 0, true>, 64>();
     }
-    if (args.head_dim > 192) return f.template operator()<T, WideGradShape<256, 2, false, false>, 256>();
-    if (args.head_dim > 128) return f.template operator()<T, WideGradShape<192, 3, true, false>, 192>();
+    if (args.head_dim > 192) return f.template operator()<T, WideGradShape<256, 2, 8, 4, false>, 256>();
+    if (args.head_dim > 128) return f.template operator()<T, WideGradShape<192, 3, 12, 0, false>, 192>();
     if (args.head_dim > 96) return f.template operator()<T, GradShape<128>, 128>();
     if (args.head_dim > 64) return f.template operator()<T, GradShape<128>, 96>();
     return f.template operator()<T, GradShape<64>, 64>();
@@ -175,10 +175,10 @@ void launch_backward(const char* operation, const GradParams& params, const stro
                                Shape::query_bytes, stream, base);
   } else {
     const int64_t blocks = strobe::cuda::ceil_div(args.seq_len_q, Shape::block_queries) * args.batch * args.num_heads;
-    strobe::cuda::launch(operation, attention_backward_keys<T, Shape, head_dim>, grid, Shape::all_threads,
-                         grad_shared_bytes<Shape>, stream, params);
-    strobe::cuda::launch(operation, attention_backward_dquery<T, Shape, head_dim>, static_cast<unsigned>(blocks),
-                         Shape::all_threads, static_cast<int>(sizeof(DqueryMemory<Shape>)), stream, params);
+    strobe::cuda::launch_early(operation, attention_backward_dquery<T, Shape, head_dim>, static_cast<unsigned>(blocks),
+                               Shape::all_threads, static_cast<int>(sizeof(DqueryMemory<Shape>)), stream, params);
+    strobe::cuda::launch_early(operation, attention_backward_keys<T, Shape, head_dim>, grid, Shape::all_threads,
+                               grad_shared_bytes<Shape>, stream, params);
   }
 }
 

@@ -17,8 +17,8 @@ struct DqueryMemory {
   uint64_t value_full[Shape::value_stages], value_empty[Shape::value_stages];
 };
 
-// Some queries and the key tiles that they see, from the last one down. Of some heads together the last queries come
-// first: under a causal mask they have most to do.
+// Some queries and the key tiles that they see, from the last one down. Heads come one after the other, so that few
+// keys and values are read at a time. The last queries come first: under a causal mask they have most to do.
 template <class Shape>
 struct QueryBlock {
   int batch, head;
@@ -30,13 +30,10 @@ struct QueryBlock {
     const AttentionArgs& args = params.grad.forward;
     const int heads = static_cast<int>(args.num_heads);
     const int blocks = (static_cast<int>(args.seq_len_q) + Shape::block_queries - 1) / Shape::block_queries;
-    const int most = args.causal ? 2 * static_cast<int>(params.heads_together) : 1;
-    const int first = number / (most * blocks) * most;
-    const int together = min(most, static_cast<int>(args.batch) * heads - first);
-    const int matrix = first + (number - first * blocks) % together;
+    const int matrix = number / blocks;
     batch = matrix / heads;
     head = matrix % heads;
-    first_query = (blocks - 1 - (number - first * blocks) / together) * Shape::block_queries;
+    first_query = (blocks - 1 - number % blocks) * Shape::block_queries;
     const SequencePair pair(args, batch);
     seq_len_q = static_cast<int>(pair.seq_len_q);
     band = Band(pair);
@@ -91,28 +88,19 @@ struct DquerySums {
   float scores[sums], dscores[sums];
   uint32_t packed[Shape::keys / 16][4];      // dS
   float log_sum[2], delta[2], reference[2];  // of the lane's rows
+  OwnRows<T, Shape, head_dim, Shape::query_steps> queries;
+  OwnRows<T, Shape, head_dim, 0> douts;
 
-  // result = rows of queries or dout times those of keys or values: S = Q K^T, dP = dO V^T
-  __device__ static void start_product(float (&result)[sums], int row_tile, int key_tile, int group, int stage) {
-    const uint32_t a = memory_place() + static_cast<uint32_t>(group * Shape::query_bytes / 16);
-    const uint32_t b = memory_place() + static_cast<uint32_t>(stage * Shape::key_bytes / 16);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < head_dim / 16; ++step) {
-      Wgmma<T, Shape::keys>::tiles(result, wgmma_operand(a, row_tile + Shape::query_columns_at(0, step)),
-                                   wgmma_operand(b, key_tile + Shape::key_columns_at(0, step)), step > 0);
-    }
-    wgmma_commit();
-  }
+  // S = Q K^T, dP = dO V^T
   __device__ void start_scores(int group, int stage) {
-    start_product(scores, offsetof(Memory, query), offsetof(Memory, key), group, stage);
+    queries.start_product(scores, own_place(group), offsetof(Memory, query), key_place(stage), offsetof(Memory, key));
   }
   __device__ void start_dscores(int group, int stage) {
-    start_product(dscores, offsetof(Memory, dout), offsetof(Memory, value), group, stage);
+    douts.start_product(dscores, own_place(group), offsetof(Memory, dout), key_place(stage), offsetof(Memory, value));
   }
   // dquery += dS K of half of the keys
   __device__ void start_dquery(int stage, int half) {
-    const uint32_t b = memory_place() + static_cast<uint32_t>(stage * Shape::key_bytes / 16);
+    const uint32_t b = key_place(stage);
     wgmma_fence();
 #pragma unroll
     for (int step = half * half_steps; step < (half + 1) * half_steps; ++step) {
@@ -174,6 +162,14 @@ struct DquerySums {
         }
       }
     }
+  }
+
+ private:
+  __device__ static uint32_t own_place(int group) {
+    return memory_place() + static_cast<uint32_t>(group * Shape::query_bytes / 16);
+  }
+  __device__ static uint32_t key_place(int stage) {
+    return memory_place() + static_cast<uint32_t>(stage * Shape::key_bytes / 16);
   }
 };
 
@@ -246,6 +242,7 @@ __device__ inline void multiply_block(const GradParams& params, DqueryMemory<Sha
       const int lane = fresh_lane();
       state.load_rows(base.table, base.table.first_tile(args, pair, block.head) + first_query / Shape::queries,
                       16 * warp + lane / 4);
+      state.queries.load(memory.query[group]);
       pass(end);
       barrier_wait(&memory.key_full[keys.stage], keys.parity);
       state.start_scores(group, keys.stage);
@@ -283,6 +280,8 @@ __global__ void __launch_bounds__(Shape::all_threads, 1)
     barrier_init_fence();
   }
   __syncthreads();
+  strobe::cuda::wait_for_earlier_kernels();
+  strobe::cuda::let_next_kernel_start();  // the one for keys takes nothing from this one
   const int group = uniform(static_cast<int>(threadIdx.x) / 128);
   const QueryBlock<Shape> block(params.base, static_cast<int>(blockIdx.x));
   if (group == Shape::groups) {

@@ -1,6 +1,7 @@
 // Attention backward on Hopper for head_dim over 128, where the sums for dkey and dvalue of 64 keys fill the registers
 // of two warpgroups: one has S, P and dvalue, the other dP, dS and dkey. Additions to dquery of 64 keys at a time would
 // be bound by the L2 cache, so a kernel of its own multiplies it (attention_hopper_backward_dquery.cuh), in any mode.
+// That one comes first: the shorter blocks of keys fill the multiprocessors that its last ones leave.
 // A softcap takes this way at any head_dim: the second warpgroup gets W = P (1 - tanh^2) instead of P, and dS is
 // W (dP - delta). One that had dkey and dvalue would have no registers for both P and W.
 #pragma once
@@ -9,12 +10,13 @@
 
 namespace strobe::kernels::cuda::hopper {
 
-// A tile has 64 queries or keys.
-template <int columns_, int stages, bool keys_in_registers_, bool capped_>
+// A tile has 64 queries or keys. Of `steps` times 16 columns, registers hold `key_steps` of the rows of keys and
+// values, or in the kernel for dquery `query_steps` of those of queries, as operands for S and dP.
+template <int columns_, int stages, int key_steps_, int query_steps_, bool capped_>
 struct WideGradShape {
-  static constexpr int columns = columns_;                       // of tiles; head_dim may be less
-  static constexpr bool keys_in_registers = keys_in_registers_;  // their rows as operands for S and dP
-  static constexpr bool capped = capped_;                        // with a softcap
+  static constexpr int columns = columns_;  // of tiles; head_dim may be less
+  static constexpr int steps = columns / 16, key_steps = key_steps_, query_steps = query_steps_;
+  static constexpr bool capped = capped_;  // with a softcap
   static constexpr bool sums_dquery = false, douts_apart = true;
   static constexpr int parts = 1, part_queries = 64, half_queries = 32, queries = 64, keys = 64;
   static constexpr int query_stages = stages, dout_stages = stages, weight_stages = 2;
@@ -29,14 +31,13 @@ struct WideGradShape {
 
   // Where operands begin in their tiles, in bytes, for step `step` of 16 summed elements; see GradShape.
   static constexpr int chunk_bytes(int rows) { return rows * 128; }
-  static constexpr int key_columns_at(int, int step) { return step / 4 * chunk_bytes(keys) + step % 4 * 32; }
   static constexpr int query_columns_at(int, int step) { return step / 4 * chunk_bytes(queries) + step % 4 * 32; }
   static constexpr int query_rows_at(int, int step) { return step * 16 * 128; }
 };
 
-template <int columns, int stages, bool keys_in_registers, bool capped>
-struct GradMemory<WideGradShape<columns, stages, keys_in_registers, capped>> {
-  using Shape = WideGradShape<columns, stages, keys_in_registers, capped>;
+template <int columns, int stages, int key_steps, int query_steps, bool capped>
+struct GradMemory<WideGradShape<columns, stages, key_steps, query_steps, capped>> {
+  using Shape = WideGradShape<columns, stages, key_steps, query_steps, capped>;
   alignas(1024) char key[Shape::key_bytes];
   alignas(1024) char value[Shape::key_bytes];
   alignas(1024) char query[stages][Shape::query_bytes];
@@ -92,26 +93,58 @@ struct Softcap {
   }
 };
 
+// The 64 rows that a warpgroup owns of a tile, of which registers hold `held` steps: what is read from shared memory
+// limits these kernels. Those are every second step, then the others, so that it is read evenly.
+template <class T, class Shape, int head_dim, int held>
+struct OwnRows {
+  uint32_t rows[held == 0 ? 1 : held][4];
+
+  __device__ void load(const char* tile) {
+    const int lane = fresh_lane(), row = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int i = 0; i < held; ++i) {
+      load_matrices(rows[i], shared_address(tile) +
+                                 static_cast<uint32_t>(swizzled_offset(64, row, 2 * held_step(i) + lane / 16)));
+    }
+  }
+  // result = these rows times those of another tile. The tiles lie so many bytes behind places in shared memory.
+  __device__ void start_product(float (&result)[32], uint32_t own_place, int own_tile, uint32_t place, int tile) const {
+    forget(result);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < head_dim / 16; ++step) {
+      const uint64_t b = wgmma_operand(place, tile + Shape::query_columns_at(0, step));
+      if (number(step) < held) {
+        Wgmma<T, 64>::template registers<false>(result, rows[number(step)], b, step > 0);
+      } else {
+        Wgmma<T, 64>::tiles(result, wgmma_operand(own_place, own_tile + Shape::query_columns_at(0, step)), b, step > 0);
+      }
+    }
+    wgmma_commit();
+  }
+
+ private:
+  static constexpr int half = Shape::steps / 2;
+  static constexpr int held_step(int i) { return i < half ? 2 * i : 2 * (i - half) + 1; }
+  static constexpr int number(int step) { return step % 2 * half + step / 2; }
+};
+
 // What a warpgroup has of its 64 keys in registers, in the layout of wgmma. Scores are worked on by halves of the
 // queries, so that the first half is multiplied beside the work on the second.
 template <class T, class Shape, int head_dim>
 struct WideGradient {
   static constexpr int half_sums = Shape::half_queries / 2, half_steps = Shape::half_queries / 16;
   using Memory = GradMemory<Shape>;
-  using Products = GroupGradient<T, Shape, head_dim>;
-  float sum[head_dim / 2] = {};                // dvalue or dkey
-  float scores[2 * half_sums];                 // S or dP
-  float first[half_sums], second[half_sums];   // P or dS
-  uint32_t packed[2 * half_steps][4];          // P or dS as an operand
-  uint32_t weights[2 * half_steps][4];         // P as dvalue sees it, or W, for dS
-  uint32_t key_rows[Products::head_steps][4];  // Shape::keys_in_registers
+  float sum[head_dim / 2] = {};               // dvalue or dkey
+  float scores[2 * half_sums];                // S or dP
+  float first[half_sums], second[half_sums];  // P or dS
+  uint32_t packed[2 * half_steps][4];         // P or dS as an operand
+  uint32_t weights[2 * half_steps][4];        // P as dvalue sees it, or W, for dS
+  OwnRows<T, Shape, head_dim, Shape::key_steps> keys;
 
-  __device__ void load_keys(const char* tile) {
-    Products::load_rows(key_rows, tile, static_cast<int>(threadIdx.x) % 128 / 32 * 16, fresh_lane());
-  }
   __device__ void start_scores(int key_tile, int query_tile, int stage) {
-    Products::start_product(scores, key_rows, key_tile, query_tile, 0, stage, 0);
-    wgmma_commit();
+    keys.start_product(scores, memory_place(), key_tile,
+                       memory_place() + static_cast<uint32_t>(stage * Shape::query_bytes / 16), query_tile);
   }
   // sum += half of the packed rows times a tile of dout or queries
   __device__ void start_sum(int tile, int stage, int half) {
@@ -255,10 +288,8 @@ __device__ inline void sum_dvalue(const BackwardParams& params, GradMemory<Shape
   };
   barrier_wait(&memory.key_full, keys_parity);
   keys_parity ^= 1;
-  if constexpr (Shape::keys_in_registers) {
-    state.load_keys(memory.key);
-    WholeWarp::arrive(&memory.keys_empty);
-  }
+  state.keys.load(memory.key);
+  if constexpr (Shape::key_steps == Shape::steps) WholeWarp::arrive(&memory.keys_empty);
   start_scores();
   weigh();
   const auto round = [&](auto last_round) {
@@ -291,7 +322,7 @@ __device__ inline void sum_dvalue(const BackwardParams& params, GradMemory<Shape
   };
 #pragma unroll 1
   for (int i = 1; i < block.steps; ++i) round(std::false_type());
-  if constexpr (!Shape::keys_in_registers) WholeWarp::arrive(&memory.keys_empty);
+  if constexpr (Shape::key_steps < Shape::steps) WholeWarp::arrive(&memory.keys_empty);
   round(std::true_type());
 }
 
@@ -326,10 +357,8 @@ __device__ inline void sum_dkey(const BackwardParams& params, GradMemory<Shape>&
   };
   barrier_wait(&memory.value_full, keys_parity);
   keys_parity ^= 1;
-  if constexpr (Shape::keys_in_registers) {
-    state.load_keys(memory.value);
-    WholeWarp::arrive(&memory.keys_empty);
-  }
+  state.keys.load(memory.value);
+  if constexpr (Shape::key_steps == Shape::steps) WholeWarp::arrive(&memory.keys_empty);
   start_scores();
   differentiate();
   const auto round = [&](auto last_round) {
@@ -348,7 +377,7 @@ __device__ inline void sum_dkey(const BackwardParams& params, GradMemory<Shape>&
   };
 #pragma unroll 1
   for (int i = 1; i < block.steps; ++i) round(std::false_type());
-  if constexpr (!Shape::keys_in_registers) WholeWarp::arrive(&memory.keys_empty);
+  if constexpr (Shape::key_steps < Shape::steps) WholeWarp::arrive(&memory.keys_empty);
   round(std::true_type());
 }
 
@@ -414,6 +443,8 @@ __global__ void __launch_bounds__(Shape::all_threads, 1)
       sum_blocks<T, Shape, head_dim, true>(params, memory);
     }
   }
+  // Who waits for this kernel takes the one for dquery to be over.
+  if (blockIdx.x == 0) strobe::cuda::wait_for_earlier_kernels();
 #endif
 }
 
