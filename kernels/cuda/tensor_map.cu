@@ -49,6 +49,9 @@ std::array<Axis, 3> outer_axes(const AttentionTensor& tensor, int64_t batch, int
 std::string tensor_map_refusal(const char* name, const AttentionTensor& tensor, int64_t batch, int64_t seq_len,
                                int64_t num_heads) {
   constexpr int64_t farthest = int64_t{1} << 40;  // in bytes
+  const bool is_given =
+      tensor.data != nullptr || tensor.batch_stride != 0 || tensor.seq_stride != 0 || tensor.head_stride != 0;
+  if (!is_given) return {};
   if (!strobe::cuda::aligned_to(alignment, static_cast<const char*>(tensor.data))) {
     return concat_message(name, " does not begin at a multiple of ", alignment, " bytes");
   }

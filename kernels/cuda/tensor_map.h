@@ -10,7 +10,7 @@
 namespace strobe::kernels::cuda {
 
 // Why TMA cannot read a (batch, seq_len, num_heads, head_dim) operand of a 16-bit dtype; empty if it can. Strides of
-// axes of size 1 do not count.
+// axes of size 1 do not count, nor does an operand that is not given yet: without data, all strides 0.
 std::string tensor_map_refusal(const char* name, const AttentionTensor& tensor, int64_t batch, int64_t seq_len,
                                int64_t num_heads);
 
