@@ -98,9 +98,10 @@ struct GradMemory {
   alignas(1024) char query[Shape::query_stages][Shape::query_bytes];
   alignas(1024) char dout[Shape::dout_stages][Shape::query_bytes];
   alignas(1024) char scores[Shape::score_stages][Shape::score_bytes];  // dS
-  alignas(128) char rows[Shape::query_stages][Shape::row_bytes];       // of RowTable
-  alignas(128) char staging[Shape::warps][Shape::staging_bytes];       // dkey and dvalue on their way out
+  // Not last: compute-sanitizer takes an operand whose squares repeat for 2,048 bytes without gaps.
   alignas(128) uint16_t picks[static_cast<int>(Pick::count)][64];
+  alignas(128) char rows[Shape::query_stages][Shape::row_bytes];  // of RowTable
+  alignas(128) char staging[Shape::warps][Shape::staging_bytes];  // dkey and dvalue on their way out
   uint64_t number_full, number_empty;
   uint64_t key_full, value_full, keys_empty;
   uint64_t query_full[Shape::query_stages], query_empty[Shape::query_stages];
@@ -229,7 +230,6 @@ struct Step {
 
 // Who follows the blocks of keys: one thread, or a whole warp, for which numbers are the same in all lanes.
 struct OneThread {
-  __device__ static void arrive(uint64_t* barrier) { barrier_arrive(barrier); }
   __device__ static int same(int x) { return x; }
 };
 struct WholeWarp {

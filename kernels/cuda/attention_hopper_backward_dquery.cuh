@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(Shape::all_threads, 1)
   }
   __syncthreads();
   strobe::cuda::wait_for_earlier_kernels();
-  strobe::cuda::let_next_kernel_start();  // the one for keys takes nothing from this one
+  strobe::cuda::let_next_kernel_start();  // the one for keys needs what this one has waited for
   const int group = uniform(static_cast<int>(threadIdx.x) / 128);
   const QueryBlock<Shape> block(params.base, static_cast<int>(blockIdx.x));
   if (group == Shape::groups) {

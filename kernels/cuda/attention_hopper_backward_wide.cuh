@@ -83,7 +83,8 @@ struct Softcap {
   float inner, outer;
 
   __device__ explicit Softcap(const ScoreFunction<float>& score)
-      : inner(score.sign * score.magnitude / score.softcap), outer(score.softcap * log2e) {}
+      : inner(score.sign * fminf(score.magnitude / score.softcap, std::numeric_limits<float>::max())),
+        outer(score.softcap * log2e) {}
 
   // Makes x = product * inner the pair's P = 2^(score - log_sum), and returns W = P (1 - tanh^2): dS = W (dP - delta).
   __device__ float weigh(float& x, float log_sum) const {

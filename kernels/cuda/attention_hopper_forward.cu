@@ -118,6 +118,8 @@ void hopper_attention_forward(const AttentionArgs& args, const Stream& stream) {
     const int tiles = static_cast<int>(query_tiles * args.batch * args.num_heads);
     const int blocks = std::min({tiles, gpu.multiprocessors, most_forward_blocks});
     const bool sorted = longest_first(args, query_tiles, tiles, blocks);
+    // Not infinity, which times a product of 0 is no number.
+    const float softcap_scale = std::min(score.magnitude / score.softcap, std::numeric_limits<float>::max());
     const ForwardParams params{.query = map(args.query, rows.queries, args.num_heads, 64),
                                .key = map(args.key, rows.keys, args.num_kv_heads, Shape::keys),
                                .value = map(args.value, rows.keys, args.num_kv_heads, Shape::keys),
@@ -126,7 +128,7 @@ void hopper_attention_forward(const AttentionArgs& args, const Stream& stream) {
                                .sign = score.sign,
                                .scale2 = score.softcap == 0 ? score.magnitude * log2e : 1.0f,
                                .softcap2 = score.softcap * log2e,
-                               .softcap_scale = score.softcap == 0 ? 0.0f : score.magnitude / score.softcap,
+                               .softcap_scale = score.softcap == 0 ? 0.0f : softcap_scale,
                                .sum_limit = slow                          ? 0.0f
                                             : std::is_same_v<T, bfloat16> ? 0x1p20f
                                                                           : 0x1p14f,

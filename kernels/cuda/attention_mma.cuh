@@ -172,7 +172,7 @@ struct Band {
 // the result), and 3 whose sum is to be added to dP.
 struct RowTable {
   enum Column { log_sum, delta, reference, columns };
-  static constexpr int weight_terms = 5, delta_terms = 3, terms = weight_terms + delta_terms, term_floats = terms / 2;
+  static constexpr int weight_terms = 5, delta_terms = 3, terms = weight_terms + delta_terms;
   float* data;
   int queries;
   int64_t query_tiles;  // of the longest sequence
@@ -198,7 +198,7 @@ struct RowTable {
   __device__ void put(int64_t sequence_tile, int query, float row_log_sum, float row_delta) const {
     if (as_terms) {
       alignas(16) uint16_t row[terms] = {};
-      // Infinity would leave no number of its own.
+      // Not -infinity: what its first term left would be NaN.
       put_terms<3>(row, row_log_sum == std::numeric_limits<float>::infinity() ? -3e38f : -row_log_sum / scale);
       put_terms<delta_terms>(row + weight_terms, -row_delta);
       *reinterpret_cast<uint4*>(terms_at(sequence_tile, query)) = *reinterpret_cast<const uint4*>(row);

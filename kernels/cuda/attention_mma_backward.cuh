@@ -228,7 +228,7 @@ BackwardParams backward_params(const AttentionGradArgs& grad, void* base, size_t
   const int64_t query_tiles = strobe::cuda::ceil_div(args.seq_len_q, Shape::queries);
   const int64_t head_tiles = packed ? args.total_q / Shape::queries + args.batch : query_tiles;
   // Where the scale is next to 0 all scores are equal, and this one leaves them so.
-  constexpr float least_scale = 1e-30f;
+  constexpr float least_scale = 1e-35f;
   params.table = {.data = nullptr,
                   .queries = Shape::queries,
                   .query_tiles = query_tiles,

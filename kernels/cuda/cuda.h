@@ -83,9 +83,9 @@ void launch(const char* operation, void (*kernel)(Params...), dim3 grid, dim3 bl
   detail::launch(operation, kernel, grid, block, shared_bytes, stream, false, args...);
 }
 // The same for a kernel whose blocks may start before the kernel that was queued last is over, from compute capability
-// 9.0 on: threads call wait_for_earlier_kernels before they need what it or others wrote, and at least one does before
-// it ends, as who waits for this kernel takes the earlier ones to be over. Its code must be for 9.0 or newer: older
-// code does not wait.
+// 9.0 on: threads call wait_for_earlier_kernels before they need what it wrote, or others for which it had not waited
+// when it let this one start. At least one does before it ends, as who waits for this kernel takes the earlier ones to
+// be over. Its code must be for 9.0 or newer: older code does not wait.
 template <class... Params>
 void launch_early(const char* operation, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
                   const Stream& stream, std::type_identity_t<Params>... args) {
