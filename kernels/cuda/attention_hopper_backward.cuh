@@ -111,6 +111,8 @@ struct GradMemory {
   int number;       // of the next block of keys
   int is_first[2];  // at this query tile, and at the next one
 };
+
+// By all threads, before the block's barrier.
 template <class Shape>
 __device__ inline void write_picks(GradMemory<Shape>& memory) {
   for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(Pick::count) * 64; i += Shape::all_threads) {

@@ -69,7 +69,7 @@ struct GroupGradient {
         result, wgmma_squares(memory_place(), offsetof(Memory, picks) + place, 0, to_zeros),
         wgmma_squares(b, offsetof(Memory, rows) + part * Shape::part_row_bytes, square, 0), true);
   }
-  // S = K Q^T - lse, in units of softmax_scale, and dP = V dO^T - delta.
+  // S = K Q^T - lse / softmax_scale, dP = V dO^T - delta
   __device__ void start_scores(int stage, int group, int part) {
     start_product(scores, key, offsetof(Memory, key), offsetof(Memory, query), group, stage, part);
     start_terms<Pick::weight>(scores, stage, part);
@@ -102,7 +102,7 @@ struct GroupGradient {
 #pragma unroll
     for (int i = half * count; i < (half + 1) * count; ++i) scores[i] = exp2_fast(scores[i] * scale);
   }
-  // dS = P dP, P as dvalue sees it
+  // dS = P (dP - delta), P as dvalue sees it
   __device__ void differentiate() {
 #pragma unroll
     for (int i = 0; i < sums; i += 2) {

@@ -18,7 +18,7 @@ struct WideGradShape {
   static constexpr int steps = columns / 16, key_steps = key_steps_, query_steps = query_steps_;
   static constexpr bool capped = capped_;  // with a softcap
   static constexpr bool sums_dquery = false, douts_apart = true;
-  static constexpr int parts = 1, part_queries = 64, half_queries = 32, queries = 64, keys = 64;
+  static constexpr int half_queries = 32, queries = 64, keys = 64;
   static constexpr int query_stages = stages, dout_stages = stages, weight_stages = 2;
   static constexpr int groups = 2, warps = 4 * groups, threads = 128 * groups, all_threads = threads + 128;
   static constexpr int key_bytes = keys * columns * 2, query_bytes = queries * columns * 2;
