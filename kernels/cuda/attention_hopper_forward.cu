@@ -130,9 +130,9 @@ void hopper_attention_forward(const AttentionArgs& args, const Stream& stream) {
                                .softcap2 = score.softcap * log2e,
                                .softcap_scale = score.softcap == 0 ? 0.0f : softcap_scale,
                                .sum_limit = slow                          ? 0.0f
-                                            : std::is_same_v<T, bfloat16> ? 0x1p20f
-                                                                          : 0x1p14f,
-                               .overflow_limit = slow ? 0.0f : std::numeric_limits<float>::infinity(),
+                                            : std::is_same_v<T, bfloat16> ? 0x1p8f
+                                                                          : 0x1p11f,
+                               .overflow_limit = slow ? 0.0f : 0x1p100f,
                                .tiles = tiles,
                                .query_tiles = query_tiles,
                                .longest_first = sorted,

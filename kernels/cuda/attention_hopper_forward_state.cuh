@@ -148,8 +148,9 @@ struct GroupState {
       }
     }
   }
-  // Adds the sums of keep_maximum. Where one is so large that weights lose their place in T, the row's reference grows
-  // by a power of 2, and where it is infinite or NaN the scores are computed again. Other rows keep their bits.
+  // Adds the sums of keep_maximum. Where one is so large that weights lose their place in T, or the rounding of a
+  // weight that is nearly all would show, the row's reference grows until that one is 1; where it leaves the range of
+  // floats the scores are computed again. Other rows keep their bits.
   __device__ void add_sums(const ForwardParams& params, const float (&part)[2], const char* query, const char* key,
                            int warp) {
     if (!__any_sync(~0u, !(part[0] < params.sum_limit && part[1] < params.sum_limit))) {
@@ -165,9 +166,10 @@ struct GroupState {
       most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 1));
       most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 2));
       overflows[h] = most[h] >= params.overflow_limit;
-      const float grown = overflows[h] || most[h] < params.sum_limit ? 0.0f : floorf(log2f(most[h]));
-      factor[h] = exp2f(-grown);
+      const float grown = overflows[h] || most[h] < params.sum_limit ? 0.0f : log2f(most[h]);
+      const float before = maximum[h];
       maximum[h] += grown;
+      factor[h] = exp2f(before - maximum[h]);
       if (!overflows[h]) sum[h] = (sum[h] + part[h]) * factor[h];
     }
 #pragma unroll

@@ -373,15 +373,17 @@ TEST_CASE("cuda attention hopper: a single key has gradient 0" * needs_hopper())
 
 TEST_CASE("cuda attention hopper: large scores keep their gradients" * needs_hopper()) {
   std::mt19937 random(9);
-  for (const double softcap : {0.0, 2000.0}) {
-    for (const int64_t dim : {64, 128, 192, 256}) {
-      for (const bool causal : {false, true}) {
-        check_all({.seq_q = 200,
-                   .seq_k = 300,
-                   .dim = dim,
-                   .dtype = DType::bf16,
-                   .options = {.softmax_scale = 100, .causal = causal, .softcap = softcap}},
-                  random);
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const double softcap : {0.0, 2000.0}) {
+      for (const int64_t dim : {64, 128, 192, 256}) {
+        for (const bool causal : {false, true}) {
+          check_all({.seq_q = 200,
+                     .seq_k = 300,
+                     .dim = dim,
+                     .dtype = dtype,
+                     .options = {.softmax_scale = 100, .causal = causal, .softcap = softcap}},
+                    random);
+        }
       }
     }
   }
