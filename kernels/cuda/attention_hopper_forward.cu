@@ -77,7 +77,7 @@ int rotation(int query_tiles, int blocks) {
 
 // Whether tiles differ, and no block of the grid gets about as many of each kind by itself.
 bool longest_first(const AttentionArgs& args, int query_tiles, int tiles, int blocks) {
-  return args.cu_seqlens_q != nullptr || (args.causal && int64_t{4} * tiles < int64_t{3} * query_tiles * blocks);
+  return args.cu_seqlens_q != nullptr || (args.causal && tiles < int64_t{query_tiles} * blocks);
 }
 
 // Whether a round of tiles takes longer than it takes to deal them with regard to their length, about 15,000 clocks.
