@@ -31,7 +31,7 @@ struct ForwardParams {
 inline constexpr int forward_dealers = 96;       // threads that deal tiles
 inline constexpr int most_forward_blocks = 192;  // of the grid
 
-template <int head_dim_, int groups_, int keys_, int stages_, int query_stages_>
+template <int head_dim_, int groups_, int keys_, int stages_, int query_stages_, bool windowed_ = false>
 struct ForwardShape {
   static constexpr int head_dim = head_dim_;                      // of the products; what a tensor lacks is 0
   static constexpr int tile_columns = (head_dim + 63) / 64 * 64;  // in shared memory
@@ -40,6 +40,7 @@ struct ForwardShape {
   static constexpr int keys = keys_;
   static constexpr int stages = stages_;  // of keys, and of values
   static constexpr int query_stages = query_stages_;
+  static constexpr bool windowed = windowed_;  // made for tiles that a window cuts: their ends are much of them
   static constexpr int threads = 128 * (groups + 1);
   static constexpr int group_bytes = 64 * tile_columns * 2;
   static constexpr int key_bytes = keys * tile_columns * 2;

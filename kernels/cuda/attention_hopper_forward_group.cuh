@@ -143,17 +143,26 @@ __device__ inline void multiply_tiles(const ForwardParams& params, ForwardMemory
       // Blocks uncut_begin, ..., uncut_end - 1 are visible to all 64 queries.
       const int uncut_begin = (band.begin(mine.last) + Shape::keys - 1) / Shape::keys;
       const int uncut_end = max(band.end(mine.first), 0) / Shape::keys;
+      const int half_hidden = band.begin(mine.first) - own.begin * Shape::keys >= Shape::keys / 2;
       const bool capped = params.softcap2 != 0;  // their maximum is always followed: the loop without it stays short
       const auto cut = [&](int block) { return block >= uncut_end || block < uncut_begin; };
+      const auto hide = [&](int block, const bool(&meant)[2]) {
+        state.hide(band, mine.first + 16 * warp + lane / 4, block * Shape::keys, lane, meant);
+      };
       const auto adjust = [&](int block) {
         if (capped) state.cap(params);
-        if (cut(block)) state.hide(band, mine.first + 16 * warp + lane / 4, block * Shape::keys, lane);
+        if (cut(block)) hide(block, {true, true});
       };
       float factor[2];
       free_key();
       int block = own.end - 1;
       adjust(block);
-      for (int h = 0; h < 2; ++h) state.follow_maximum(h, scale2);
+      if constexpr (Shape::windowed) {
+        const SomeSlices slices(band, uniform(mine.first + 16 * warp), block * Shape::keys);
+        for (int h = 0; h < 2; ++h) state.follow_maximum(h, scale2, true, slices);
+      } else {
+        for (int h = 0; h < 2; ++h) state.follow_maximum(h, scale2);
+      }
       state.pack_weights();
       finish_store(number - 1);
 #pragma unroll 1
@@ -185,8 +194,8 @@ __device__ inline void multiply_tiles(const ForwardParams& params, ForwardMemory
           state.shrink_out(factor);
           state.pack_weights();
         }
-#pragma unroll 1
-        for (; block >= own.begin && block >= uncut_begin; --block) {
+        // A block that only the window's left edge may cut; nobody sees its first `hidden` keys.
+        const auto uncut_block = [&]<int hidden>(std::integral_constant<int, hidden>) {
           wait_key();
           take_turn<Shape>(group);
           state.start_scores(query, memory.key[keys.stage]);
@@ -195,14 +204,25 @@ __device__ inline void multiply_tiles(const ForwardParams& params, ForwardMemory
           pass_turn<Shape>(group);
           wgmma_wait<1>();
           hold(state.scores);
+          if (Shape::windowed && block < uncut_begin) hide(block, {true, true});
           float part[2];
-          state.keep_maximum(scale2, part);
+          state.template keep_maximum<hidden>(scale2, part);
           wgmma_wait<0>();
           hold(state.out);
           free_value();
-          state.add_sums(params, part, query, memory.key[keys.stage], warp);
+          state.add_sums(params, part, query, memory.key[keys.stage], warp, [&](const bool(&meant)[2]) {
+            if (Shape::windowed && block < uncut_begin) hide(block, meant);
+          });
           free_key();
           state.pack_weights();
+        };
+#pragma unroll 1
+        for (; block >= own.begin && block >= (Shape::windowed ? own.begin + half_hidden : uncut_begin); --block) {
+          uncut_block(std::integral_constant<int, 0>());
+        }
+        if constexpr (Shape::windowed) {
+#pragma unroll 1
+          for (; block >= own.begin; --block) uncut_block(std::integral_constant<int, Shape::keys / 2>());
         }
       } while (block >= own.begin);
     } else {

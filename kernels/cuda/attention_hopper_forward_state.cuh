@@ -33,6 +33,17 @@ __device__ inline void recompute_scores(float (&scores)[keys / 2], const bool (&
 
 // What a warpgroup has of its 64 queries in registers, in the layout of wgmma: of a lane's rows h = 0 and 1 the columns
 // 8 n + 2 (lane % 4) + c stand at 4 n + 2 h + c.
+// Which slices of 16 keys of a block some row of the warp sees.
+struct AllSlices {
+  __device__ static constexpr bool seen(int) { return true; }
+};
+struct SomeSlices {
+  int begin, end;
+  __device__ SomeSlices(const Band& band, int first_row, int first_key)
+      : begin((band.begin(first_row) - first_key) >> 4), end((band.end(first_row + 15) - first_key + 15) >> 4) {}
+  __device__ bool seen(int slice) const { return slice >= begin && slice < end; }
+};
+
 template <class T, class Shape>
 struct GroupState {
   static constexpr int keys = Shape::keys;
@@ -88,8 +99,8 @@ struct GroupState {
     const int count = min(max(limit / 8 * 2 + min(limit % 8, 2), 0), keys / 4);
     return ~__funnelshift_lc(0, ~0u, static_cast<unsigned>(count));
   }
-  // -inf for what the lane's rows `row` and row + 8 do not see of the keys from first_key on.
-  __device__ void hide(const Band& band, int row, int first_key, int lane) {
+  // -inf for what the lane's rows `row` and row + 8, where meant, do not see of the keys from first_key on.
+  __device__ void hide(const Band& band, int row, int first_key, int lane, const bool (&meant)[2] = {true, true}) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int first_column = first_key + 2 * (lane % 4);
@@ -97,13 +108,14 @@ struct GroupState {
                             ~columns_before(band.begin(row + 8 * h) - first_column);
 #pragma unroll
       for (int i = 0; i < keys / 4; ++i) {
-        if ((seen >> i & 1) == 0) scores[i / 2 * 4 + 2 * h + i % 2] = -infinity;
+        if (meant[h] && (seen >> i & 1) == 0) scores[i / 2 * 4 + 2 * h + i % 2] = -infinity;
       }
     }
   }
-  // P = exp(S - maximum) of row h with its true maximum so far, unless another row of the warp is meant. Returns what
-  // earlier sums of the row shrink by.
-  __device__ float follow_maximum(int h, float scale2, bool meant = true) {
+  // P = exp(S - maximum) of row h with its true maximum so far, unless another row of the warp is meant; 0 for slices
+  // that nobody sees. Returns what earlier sums of the row shrink by.
+  template <class Slices = AllSlices>
+  __device__ float follow_maximum(int h, float scale2, bool meant = true, const Slices& slices = {}) {
     float largest = scores[2 * h];
 #pragma unroll
     for (int n = 0; n < keys / 8; ++n) {
@@ -117,12 +129,17 @@ struct GroupState {
     maximum[h] = largest;
     float part = 0;
 #pragma unroll
-    for (int n = 0; n < keys / 8; ++n) {
+    for (int slice = 0; slice < keys / 16; ++slice) {
+      float* const p[4] = {&scores[8 * slice + 2 * h], &scores[8 * slice + 2 * h + 1], &scores[8 * slice + 2 * h + 4],
+                           &scores[8 * slice + 2 * h + 5]};
+      if (!slices.seen(slice)) {
+        *p[0] = *p[1] = *p[2] = *p[3] = 0;
+        continue;
+      }
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        float& p = scores[4 * n + 2 * h + c];
-        p = exp2_fast(fmaf(p, scale2, -reference));
-        part += p;
+      for (int i = 0; i < 4; ++i) {
+        *p[i] = exp2_fast(fmaf(*p[i], scale2, -reference));
+        part += *p[i];
       }
     }
     sum[h] = sum[h] * factor + part;
@@ -132,13 +149,17 @@ struct GroupState {
 #pragma unroll
     for (int i = 0; i < Shape::head_dim / 2; ++i) out[i] *= factor[i / 2 % 2];
   }
-  // P = exp(S - maximum) with the references as they are; part: the sums of this block.
+  // P = exp(S - maximum) with the references as they are; part: the sums of this block. Of the first `hidden` keys P is
+  // 0.
+  template <int hidden = 0>
   __device__ void keep_maximum(float scale2, float (&part)[2]) {
     part[0] = part[1] = 0;
 #pragma unroll
+    for (int i = 0; i < hidden / 2; ++i) scores[i] = 0;
+#pragma unroll
     for (int h = 0; h < 2; ++h) {
 #pragma unroll
-      for (int n = 0; n < keys / 8; ++n) {
+      for (int n = hidden / 8; n < keys / 8; ++n) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           float& p = scores[4 * n + 2 * h + c];
@@ -151,8 +172,9 @@ struct GroupState {
   // Adds the sums of keep_maximum. Where one is so large that weights lose their place in T, or the rounding of a
   // weight that is nearly all would show, the row's reference grows until that one is 1; where it leaves the range of
   // floats the scores are computed again. Other rows keep their bits.
+  template <class Hide>
   __device__ void add_sums(const ForwardParams& params, const float (&part)[2], const char* query, const char* key,
-                           int warp) {
+                           int warp, const Hide& hide_again) {
     if (!__any_sync(~0u, !(part[0] < params.sum_limit && part[1] < params.sum_limit))) {
       sum[0] += part[0];
       sum[1] += part[1];
@@ -176,6 +198,7 @@ struct GroupState {
     for (int i = 0; i < keys / 2; ++i) scores[i] *= factor[i / 2 % 2];
     if (__any_sync(~0u, overflows[0] || overflows[1])) {
       recompute_scores<T, Shape::head_dim, keys>(scores, overflows, query, key, warp, fresh_lane());
+      hide_again(overflows);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float shrunk = follow_maximum(h, params.scale2, overflows[h]);

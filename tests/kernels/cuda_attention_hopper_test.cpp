@@ -258,12 +258,34 @@ TEST_CASE("cuda attention hopper: windows, scales, strides" * needs_hopper()) {
   }
 }
 
+TEST_CASE("cuda attention hopper: windows wider than blocks of keys" * needs_hopper()) {
+  std::mt19937 random(19);
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const int64_t dim : {64, 128}) {
+      for (const int64_t left : {127, 191, 192, 256, 300, 320, 451}) {
+        for (const int64_t right : {0, 70}) {
+          GpuAttentionCase problem{.seq_q = 700,
+                                   .seq_k = 650,
+                                   .dim = dim,
+                                   .dtype = dtype,
+                                   .options = {.window_left = left, .window_right = right}};
+          check_all(problem, random);
+          problem.options.causal = true;
+          problem.options.softcap = 5;
+          check_all(problem, random);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("cuda attention hopper: scores that rise block by block, a little or beyond any float" * needs_hopper()) {
   std::mt19937 random(3);
   for (const DType dtype : {DType::bf16, DType::f16}) {
     for (const int64_t dim : {64, 96, 128, 192, 256}) {
-      for (const double growth : {1.0, 30.0, 3000.0}) {
-        const GpuAttentionCase problem{.seq_q = 200, .seq_k = 700, .dim = dim, .dtype = dtype};
+      for (const auto& [growth, left] : {std::pair(1.0, -1), {30.0, -1}, {3000.0, -1}, {30.0, 310}, {3000.0, 310}}) {
+        const GpuAttentionCase problem{
+            .seq_q = 200, .seq_k = 700, .dim = dim, .dtype = dtype, .options = {.window_left = left}};
         GpuAttention attention(problem, random);
         // Keys are visited from the last to the first: norms grow towards key 0, for some queries far more than others.
         for (size_t i = 0; i < attention.key.values.size(); ++i) {
