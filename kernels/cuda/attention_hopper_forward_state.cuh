@@ -31,8 +31,6 @@ __device__ inline void recompute_scores(float (&scores)[keys / 2], const bool (&
   }
 }
 
-// What a warpgroup has of its 64 queries in registers, in the layout of wgmma: of a lane's rows h = 0 and 1 the columns
-// 8 n + 2 (lane % 4) + c stand at 4 n + 2 h + c.
 // Which slices of 16 keys of a block some row of the warp sees.
 struct AllSlices {
   __device__ static constexpr bool seen(int) { return true; }
@@ -44,6 +42,8 @@ struct SomeSlices {
   __device__ bool seen(int slice) const { return slice >= begin && slice < end; }
 };
 
+// What a warpgroup has of its 64 queries in registers, in the layout of wgmma: of a lane's rows h = 0 and 1 the columns
+// 8 n + 2 (lane % 4) + c stand at 4 n + 2 h + c.
 template <class T, class Shape>
 struct GroupState {
   static constexpr int keys = Shape::keys;
