@@ -1,5 +1,8 @@
 # Decides whether the CUDA backend is built: sets STROBE_BUILT_WITH_CUDA (true or false) and prints one line with the reason.
 # AUTO never stops a CPU build; ON stops when there is no usable toolkit. CMAKE_CUDA_ARCHITECTURES chooses other GPUs.
+if(NOT STROBE_CUDA MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "strobe: STROBE_CUDA=${STROBE_CUDA} given, expected AUTO, ON or OFF")
+endif()
 set(STROBE_BUILT_WITH_CUDA false)
 set(reason "off by STROBE_CUDA=OFF")
 if(NOT STROBE_CUDA STREQUAL "OFF")

@@ -94,6 +94,8 @@ export CCACHE_BASEDIR=$work  # paths below it do not count, as it is another one
 launcher=$(command -v ccache) || launcher=''
 check "configure beside a subfolder" cmake -S "$work/parent" -B "$work/parent/build" -DSTROBE_CUDA=OFF \
   -DCMAKE_CXX_FLAGS=-O0 "-DCMAKE_CXX_COMPILER_LAUNCHER=$launcher"
+refuses "a STROBE_CUDA that is none of its values" 'STROBE_CUDA=off given, expected AUTO, ON or OFF' \
+  cmake -S "$work/parent" -B "$work/parent/refused" -DSTROBE_CUDA=off
 silent "a subfolder brings no tests, no examples and no install rules" find "$work/parent/build/strobe" \
   -name tests -o -name examples -o -name strobeConfig.cmake
 check "build beside a subfolder" cmake --build "$work/parent/build" --parallel
