@@ -28,15 +28,13 @@ Faults& faults() {
 
 IndexFault* fault_of(const Stream& stream) {
   const std::lock_guard lock(faults().mutex);
-  IndexFault*& fault = faults().by_stream[{stream.device.index, stream.handle}];
-  if (fault == nullptr) {
-    const cuda::ActiveDevice active(stream.device);
-    void* memory = nullptr;
-    cuda::check_cuda(cudaHostAlloc(&memory, sizeof(IndexFault), cudaHostAllocPortable | cudaHostAllocMapped),
-                     "check_indices");
-    fault = new (memory) IndexFault;
-  }
-  return fault;
+  const std::pair key{stream.device.index, stream.handle};
+  if (const auto found = faults().by_stream.find(key); found != faults().by_stream.end()) return found->second;
+  const cuda::ActiveDevice active(stream.device);
+  void* memory = nullptr;
+  cuda::check_cuda(cudaHostAlloc(&memory, sizeof(IndexFault), cudaHostAllocPortable | cudaHostAllocMapped),
+                   "check_indices");
+  return faults().by_stream[key] = new (memory) IndexFault;
 }
 
 constexpr int threads = 1024;
