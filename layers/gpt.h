@@ -27,7 +27,8 @@ struct GPTConfig {
   bool bias = true;             // in the linear layers
   bool tied_embeddings = true;  // the output projection is the token embedding
   double dropout = 0;           // of embeddings, attention probabilities and branches, while training
-  bool recompute = false;       // keep only each block's input and compute the block again in backward
+  bool recompute = false;       // keep only each block's input and compute the block again in backward; on a GPU sums
+                                // at its edges are then no longer fused with norms, and round differently
 };
 
 // Throws, naming the field, unless the configuration describes a model.
