@@ -15,7 +15,7 @@ struct ForwardParams {
   float scale2;          // what scores are multiplied by, in units of log 2
   float softcap2;        // in units of log 2; 0: off
   float softcap_scale;   // the magnitude of softmax_scale / softcap
-  float sum_limit;       // of a block's weights: beyond it they lose their place in T
+  float sum_limit;       // of a block's weights: beyond it the reference grows
   float overflow_limit;  // from here on the scores of a block are computed again
   int tiles;             // of all heads
   int query_tiles;       // of a head

@@ -100,7 +100,7 @@ struct GroupState {
     return ~__funnelshift_lc(0, ~0u, static_cast<unsigned>(count));
   }
   // -inf for what the lane's rows `row` and row + 8, where meant, do not see of the keys from first_key on.
-  __device__ void hide(const Band& band, int row, int first_key, int lane, const bool (&meant)[2] = {true, true}) {
+  __device__ void hide(const Band& band, int row, int first_key, int lane, const bool (&meant)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int first_column = first_key + 2 * (lane % 4);
@@ -149,8 +149,7 @@ struct GroupState {
 #pragma unroll
     for (int i = 0; i < Shape::head_dim / 2; ++i) out[i] *= factor[i / 2 % 2];
   }
-  // P = exp(S - maximum) with the references as they are; part: the sums of this block. Of the first `hidden` keys P is
-  // 0.
+  // P = exp(S - maximum) with the references as they are, 0 for the first `hidden` keys; part: the sums of this block.
   template <int hidden = 0>
   __device__ void keep_maximum(float scale2, float (&part)[2]) {
     part[0] = part[1] = 0;
