@@ -1,8 +1,10 @@
 // The table of a GPU: shapes as in the FlashAttention papers, batch * seq_len = 16,384 tokens and num_heads * head_dim
-// = 2,048, and the columns of scripts that measure other libraries the same way.
+// = 2,048, and the columns of scripts that measure other libraries the same way. Packed sequences are a row of which
+// seq_len is the longest.
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <numeric>
 #include <thread>
 
 #include "option_checks.h"
@@ -51,7 +53,8 @@ void print_ceilings(const SpeedOptions& o) {
   fmt::print("# ceiling: device copy {:.2f} TB/s read+write\n", 8e-9 * static_cast<double>(source.size()) / copy_ms);
 }
 
-// Pairs of a query and a key that it sees, of one head; under a causal mask alone half of all, as is the custom.
+// Pairs of a query and a key that it sees, of one head and sequence; under a causal mask alone half of all, as is the
+// custom.
 double visible_pairs(const SpeedOptions& o, int64_t seq_len, bool causal) {
   const double n = static_cast<double>(seq_len);
   if (o.window < 0 || o.window >= seq_len) return causal ? n * n / 2 : n * n;
@@ -62,13 +65,22 @@ double visible_pairs(const SpeedOptions& o, int64_t seq_len, bool causal) {
 
 struct Case {
   std::string impl;
-  int64_t head_dim, seq_len, batch, num_heads;
+  int64_t head_dim, num_heads;
+  std::vector<int64_t> seq_lens;  // one a sequence
   bool causal;
 };
 
+// Their ends one after the other, from 0.
+Tensor cumulative(const std::vector<int64_t>& seq_lens) {
+  std::vector<int32_t> ends{0};
+  for (const int64_t seq_len : seq_lens) ends.push_back(ends.back() + static_cast<int32_t>(seq_len));
+  return from_vector(ends, {std::ssize(ends)});
+}
+
 void print_row(const SpeedOptions& o, const Case& c, const char* pass, double flops, double ms, double peak) {
-  fmt::print("{},{},{},{},{},{},{},{:d},{:.4f},{:.1f},{:.0f}\n", c.impl, name_of(o.dtype), pass, c.head_dim, c.seq_len,
-             c.batch, c.num_heads, c.causal, ms, 1e-9 * flops / ms, peak / 0x1p20);
+  fmt::print("{},{},{},{},{},{},{},{:d},{:.4f},{:.1f},{:.0f}\n", c.impl, name_of(o.dtype), pass, c.head_dim,
+             std::ranges::max(c.seq_lens), c.seq_lens.size(), c.num_heads, c.causal, ms, 1e-9 * flops / ms,
+             peak / 0x1p20);
   flush_output();
 }
 
@@ -76,16 +88,26 @@ using Attention = Tensor (*)(const Tensor&, const Tensor&, const Tensor&, const 
 
 // `graphs`: how many results may wait at a time for their backward pass, which frees what it has used.
 void measure(const SpeedOptions& o, const Case& c, Attention attention, AttentionKernel path, int graphs) {
-  const auto random = [&](int64_t heads) { return normal({c.batch, c.seq_len, heads, c.head_dim}, 0, 1, o.dtype); };
+  const int64_t batch = std::ssize(c.seq_lens), longest = std::ranges::max(c.seq_lens);
+  const bool packed = !o.packed.empty();
+  const auto random = [&](int64_t heads) {
+    if (!packed) return normal({batch, longest, heads, c.head_dim}, 0, 1, o.dtype);
+    return normal({std::reduce(c.seq_lens.begin(), c.seq_lens.end()), heads, c.head_dim}, 0, 1, o.dtype);
+  };
   const Tensor query = random(c.num_heads).set_requires_grad(), key = random(c.num_heads / o.group).set_requires_grad(),
                value = random(c.num_heads / o.group).set_requires_grad(), dout = random(c.num_heads);
-  const AttentionOptions options{.causal = c.causal,
-                                 .window_left = o.window,
-                                 .window_right = c.causal ? -1 : o.window,
-                                 .kernel = path,
-                                 .deterministic = !o.any_order};
-  const double flops = 4.0 * visible_pairs(o, c.seq_len, c.causal) * static_cast<double>(c.head_dim) *
-                       static_cast<double>(c.batch * c.num_heads);
+  AttentionOptions options{.causal = c.causal,
+                           .window_left = o.window,
+                           .window_right = c.causal ? -1 : o.window,
+                           .kernel = path,
+                           .deterministic = !o.any_order};
+  if (packed) {
+    options.cu_seqlens_q = options.cu_seqlens_k = cumulative(c.seq_lens);
+    options.max_seq_len_q = options.max_seq_len_k = longest;
+  }
+  double pairs = 0;
+  for (const int64_t seq_len : c.seq_lens) pairs += visible_pairs(o, seq_len, c.causal);
+  const double flops = 4.0 * pairs * static_cast<double>(c.head_dim * c.num_heads);
   const auto forget_gradients = [&] {
     for (const Tensor& x : {query, key, value}) x.set_grad(Tensor());
   };
@@ -133,18 +155,18 @@ void measure_on_gpu(const SpeedOptions& o) {
   std::string tiled = o.kernel == "auto" ? "strobe" : "strobe-" + o.kernel;
   if (o.any_order) tiled += "-any-order";
   fmt::print("impl,dtype,pass,head_dim,seq_len,batch,heads,causal,ms,TFLOPs,peak_MiB\n");
+  std::vector<std::vector<int64_t>> rows{o.packed};
+  if (o.packed.empty()) {
+    rows.clear();
+    for (const int64_t n : o.seq_lens) rows.emplace_back(std::max<int64_t>(1, 16384 / n), n);
+  }
   for (const int64_t head_dim : o.head_dims) {
-    for (const int64_t seq_len : o.seq_lens) {
+    for (const std::vector<int64_t>& seq_lens : rows) {
       for (const bool causal : {false, true}) {
         if (o.causal && !causal) continue;
-        Case c{tiled,
-               head_dim,
-               seq_len,
-               std::max<int64_t>(1, 16384 / seq_len),
-               std::max<int64_t>(1, 2048 / head_dim / o.group) * o.group,
-               causal};
+        Case c{tiled, head_dim, std::max<int64_t>(1, 2048 / head_dim / o.group) * o.group, seq_lens, causal};
         measure(o, c, flash_attention, o.path, 64);
-        if (seq_len > o.standard_max) continue;
+        if (std::ranges::max(seq_lens) > o.standard_max) continue;
         c.impl = "strobe-standard";
         measure(o, c, standard_attention, AttentionKernel::auto_select, 1);
         release_cached_memory();

@@ -82,6 +82,11 @@ std::optional<SpeedOptions> parse_speed_options(int argc, const char* const* arg
   const std::vector<const CLI::Option*> on_gpu{
       add_list(app, "--head-dims", o.head_dims, range<int64_t>(1, 256), "Widths of a head, 2048 of all heads together")
           ->type_name("N,N,..."),
+      add_list(app, "--packed", o.packed, range<int64_t>(1, any_size),
+               "Lengths of sequences, packed one behind the other and measured together, instead of --seq-lens")
+          ->type_name("N,N,...")
+          ->default_str("")
+          ->excludes("--seq-lens"),
       integer("--gqa", o.group, 1, 2048, "Query heads for each key/value head"),
       integer("--window", o.window, -1, any_size, "Keys seen left and right of a query; -1: all"),
       app.add_flag("--any-order", o.any_order, "Gradients summed in any order, no longer the same bits each time"),

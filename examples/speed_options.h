@@ -27,7 +27,8 @@ struct SpeedOptions {
 
   // On a GPU
   std::vector<int64_t> head_dims{64, 128};
-  int64_t group = 1;  // query heads for each key/value head
+  std::vector<int64_t> packed;  // lengths of the sequences of the one row there is instead of seq_lens
+  int64_t group = 1;            // query heads for each key/value head
   int64_t window = -1;
   bool any_order = false;
   int64_t rest_ms = 200;

@@ -40,7 +40,9 @@ refuses "standard's matrices" '--standard-max: 1000000 given, but standard atten
 refuses "head_dim" '--head-dim: 257 given, expected an integer from 1 to 256' --head-dim 257
 refuses "a GPU that is not there" '--device cuda: .*(no CUDA backend|driver)' --device cuda
 refuses "unknown device" '--device: tpu given, expected auto or cpu or cuda' --device tpu
-for option in --head-dims=64 --gqa=4 --window=100 --any-order --rest-ms=0; do
+refuses "a packed length of 0" '--packed: 0 given, expected an integer from 1' --packed 17,0
+refuses "packed sequences and lengths" '--seq-lens excludes --packed' --packed 17 --seq-lens 64
+for option in --head-dims=64 --packed=17 --gqa=4 --window=100 --any-order --rest-ms=0; do
   refuses "$option on the CPU" "${option%=*}: given, but it does not go with --device cpu" $option
 done
 refuses "--batch on a GPU" '--batch: given, but it does not go with --device cuda' --device cuda --batch 2
