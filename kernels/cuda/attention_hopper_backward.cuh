@@ -51,7 +51,7 @@ struct GradShape {
   static constexpr int parts = 128 / columns, part_queries = 64, queries = parts * part_queries;
   static constexpr int query_stages = 3, dout_stages = 2, score_stages = 2;
   static constexpr bool keys_in_registers = columns == 64;  // their rows as operands for S and dP
-  static constexpr bool sums_dquery = true, douts_apart = false;
+  static constexpr bool sums_dquery = true, publishes_block = true, douts_apart = false;
   static constexpr int threads = 128 * groups, all_threads = threads + 256;
   static constexpr int key_bytes = keys * columns * 2, query_bytes = queries * columns * 2;
   static constexpr int score_bytes = queries * keys * 2;
@@ -86,46 +86,6 @@ struct GradShape {
   // ... and how much further on 16 queries of number `step` of a part.
   static constexpr int score_step(int part, int step) { return (part * part_queries + 16 * step) * 128; }
 };
-
-// Squares of 8 x 8: in each row ones that pick, out of the 8 terms of the row table, those for S or those for dP; or
-// zeros.
-enum class Pick { weight, delta, nothing, count };
-
-template <class Shape>
-struct GradMemory {
-  alignas(1024) char key[Shape::key_bytes];
-  alignas(1024) char value[Shape::key_bytes];
-  alignas(1024) char query[Shape::query_stages][Shape::query_bytes];
-  alignas(1024) char dout[Shape::dout_stages][Shape::query_bytes];
-  alignas(1024) char scores[Shape::score_stages][Shape::score_bytes];  // dS
-  // Not last: compute-sanitizer takes an operand whose squares repeat for 2,048 bytes without gaps.
-  alignas(128) uint16_t picks[static_cast<int>(Pick::count)][64];
-  alignas(128) char rows[Shape::query_stages][Shape::row_bytes];  // of RowTable
-  alignas(128) char staging[Shape::warps][Shape::staging_bytes];  // dkey and dvalue on their way out
-  uint64_t number_full, number_empty;
-  uint64_t key_full, value_full, keys_empty;
-  uint64_t query_full[Shape::query_stages], query_empty[Shape::query_stages];
-  uint64_t dout_full[Shape::dout_stages], dout_empty[Shape::dout_stages];
-  uint64_t scores_full[Shape::score_stages], scores_empty[Shape::score_stages];
-  uint64_t turn_open, turn_used;
-  int number;       // of the next block of keys
-  int is_first[2];  // at this query tile, and at the next one
-};
-
-// By all threads, before the block's barrier.
-template <class Shape>
-__device__ inline void write_picks(GradMemory<Shape>& memory) {
-  for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(Pick::count) * 64; i += Shape::all_threads) {
-    const Pick pick{i / 64};
-    const bool is_weight = i % 8 < RowTable::weight_terms;
-    const bool is_one = pick == (is_weight ? Pick::weight : Pick::delta);
-    memory.picks[i / 64][i % 64] = is_one ? 0x3f80 : 0;  // 1 in bf16
-  }
-  fence_async_proxy();
-}
-
-template <class Shape>
-constexpr int grad_shared_bytes = static_cast<int>(sizeof(GradMemory<Shape>));  // at most 232,448
 
 // Some keys of a kv head, by their number among all.
 template <class Shape>
@@ -184,6 +144,16 @@ struct KeyBlock {
     steps = tiles <= 0 ? 0 : tiles * params.group_heads;
   }
 
+  // Calls f(x) for each of these numbers.
+  template <class F>
+  __device__ void for_each_number(F&& f) {
+    for (int* x :
+         {&batch, &kv_head, &number, &first_key, &seq_len_q, &first_head, &first_tile, &tiles, &steps, &table_tile,
+          &queries.row, &queries.batch, &keys.row, &keys.batch, &band.lower, &band.upper, &band.seq_len_k}) {
+      f(*x);
+    }
+  }
+
   // Whether some of 64 queries do not see all of 64 keys.
   __device__ bool is_cut(int first_query, int key) const {
     const bool past_end = key + 64 > band.seq_len_k, sees_first = first_query + 63 + band.lower <= key;
@@ -194,6 +164,49 @@ struct KeyBlock {
   // In turns, key blocks add to dquery of a query tile in ascending order; this is how many come before.
   __device__ int turn(int tile) const { return number - band.begin(tile * Shape::queries) / Shape::keys; }
 };
+
+// Squares of 8 x 8: in each row ones that pick, out of the 8 terms of the row table, those for S or those for dP; or
+// zeros.
+enum class Pick { weight, delta, nothing, count };
+
+template <class Shape>
+struct GradMemory {
+  alignas(1024) char key[Shape::key_bytes];
+  alignas(1024) char value[Shape::key_bytes];
+  alignas(1024) char query[Shape::query_stages][Shape::query_bytes];
+  alignas(1024) char dout[Shape::dout_stages][Shape::query_bytes];
+  alignas(1024) char scores[Shape::score_stages][Shape::score_bytes];  // dS
+  // Not last: compute-sanitizer takes an operand whose squares repeat for 2,048 bytes without gaps.
+  alignas(128) uint16_t picks[static_cast<int>(Pick::count)][64];
+  alignas(128) char rows[Shape::query_stages][Shape::row_bytes];  // of RowTable
+  alignas(128) char staging[Shape::warps][Shape::staging_bytes];  // dkey and dvalue on their way out
+  uint64_t number_full, number_empty;
+  uint64_t key_full, value_full, keys_empty;
+  uint64_t query_full[Shape::query_stages], query_empty[Shape::query_stages];
+  uint64_t dout_full[Shape::dout_stages], dout_empty[Shape::dout_stages];
+  uint64_t scores_full[Shape::score_stages], scores_empty[Shape::score_stages];
+  uint64_t turn_open, turn_used;
+  int number;                            // of the next block of keys
+  KeyBlock<Shape> block;                 // and what one thread found out about it
+  int first_query[Shape::query_stages];  // of the tile there
+  int is_first[2];                       // at this query tile, and at the next one
+  int place[2];                          // of these in the workspace
+};
+
+// By all threads, before the block's barrier.
+template <class Shape>
+__device__ inline void write_picks(GradMemory<Shape>& memory) {
+  for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(Pick::count) * 64; i += Shape::all_threads) {
+    const Pick pick{i / 64};
+    const bool is_weight = i % 8 < RowTable::weight_terms;
+    const bool is_one = pick == (is_weight ? Pick::weight : Pick::delta);
+    memory.picks[i / 64][i % 64] = is_one ? 0x3f80 : 0;  // 1 in bf16
+  }
+  fence_async_proxy();
+}
+
+template <class Shape>
+constexpr int grad_shared_bytes = static_cast<int>(sizeof(GradMemory<Shape>));  // at most 232,448
 
 // A query tile of a block of keys: all of one head, then those of the next one. In turns they go from the last one to
 // the first: so a block follows on the heels of the one before it, and both wait little, whatever the mask. In any
@@ -249,11 +262,19 @@ __device__ inline void for_each_block(const GradParams& params, GradMemory<Shape
   for (uint32_t parity = 0;; parity ^= 1) {
     barrier_wait(&memory.number_full, parity);
     const int number = Reader::same(memory.number);
-    barrier_arrive(&memory.number_empty);
-    if (number >= static_cast<int>(params.base.blocks)) return;
-    KeyPlace<Shape> place(params.base, number);
-    for (int* x : {&place.batch, &place.kv_head, &place.block}) *x = Reader::same(*x);
-    f(KeyBlock<Shape>(params, place));
+    if constexpr (Shape::publishes_block) {
+      KeyBlock<Shape> block = memory.block;
+      barrier_arrive(&memory.number_empty);
+      if (number >= static_cast<int>(params.base.blocks)) return;
+      block.for_each_number([](int& x) { x = Reader::same(x); });
+      f(block);
+    } else {
+      barrier_arrive(&memory.number_empty);
+      if (number >= static_cast<int>(params.base.blocks)) return;
+      KeyPlace<Shape> place(params.base, number);
+      for (int* x : {&place.batch, &place.kv_head, &place.block}) *x = Reader::same(*x);
+      f(KeyBlock<Shape>(params, place));
+    }
   }
 }
 
@@ -283,14 +304,16 @@ __device__ inline void load_queries(const GradParams& params, GradMemory<Shape>&
     } while (number < base.blocks && !KeyPlace<Shape>(base, number).has_keys(base.grad.forward));
     barrier_wait(&memory.number_empty, parity ^ 1);
     memory.number = number;
+    const KeyBlock<Shape> block(params, KeyPlace<Shape>(base, min(number, static_cast<int>(base.blocks) - 1)));
+    if constexpr (Shape::publishes_block) memory.block = block;
     barrier_arrive(&memory.number_full);
     if (number >= base.blocks) return strobe::cuda::let_next_kernel_start();
-    const KeyBlock<Shape> block(params, KeyPlace<Shape>(base, number));
     Step<Shape> step(base, block);
 #pragma unroll 1
     for (int i = 0; i < block.steps; ++i, step.advance(base)) {
       uint64_t* full = &memory.query_full[queries.stage];
       barrier_wait(&memory.query_empty[queries.stage], queries.parity ^ 1);
+      if constexpr (Shape::sums_dquery) memory.first_query[queries.stage] = step.first_query();
       barrier_expect(full, Shape::query_bytes + Shape::row_bytes);
       load_tile<Shape>(memory.query[queries.stage], params.query, full, Shape::queries, step.first_query(), step.head,
                        block.queries);

@@ -152,21 +152,17 @@ struct GroupWork {
   const int group;
   GroupProgress<Shape>& progress;
   GroupGradient<T, Shape, head_dim>& state;
-  Step<Shape> step;  // of the queries that P belongs to
+  int tile_query = 0;  // the first query of the tile that P belongs to
   static constexpr int sums = GroupGradient<T, Shape, head_dim>::sums;
 
   __device__ GroupWork(const GradParams& params, GradMemory<Shape>& memory, const KeyBlock<Shape>& block, int group,
                        GroupProgress<Shape>& progress, GroupGradient<T, Shape, head_dim>& state)
-      : params(params),
-        memory(memory),
-        block(block),
-        group(group),
-        progress(progress),
-        state(state),
-        step(params.base, block) {}
+      : params(params), memory(memory), block(block), group(group), progress(progress), state(state) {}
 
   __device__ int first_key() const { return block.first_key + Shape::group_keys * group; }
-  __device__ int first_query(int part) const { return step.first_query() + part * Shape::part_queries; }
+  __device__ int first_query(int part) const { return tile_query + part * Shape::part_queries; }
+  // Learns which tile has come to the stage.
+  __device__ void read_tile() { tile_query = uniform(memory.first_query[progress.queries.stage]); }
   __device__ void hide(float (&values)[sums], int part, int from, int to) {
     if (!block.is_cut(first_query(part), first_key())) return;
     const int lane = fresh_lane(), warp = static_cast<int>(threadIdx.x) % 128 / 32;

@@ -13,7 +13,6 @@ template <class T, class Shape, int head_dim>
 requires(Shape::parts == 1) __device__ inline void multiply_tiles(GroupWork<T, Shape, head_dim>& work) {
   GradMemory<Shape>& memory = work.memory;
   GroupGradient<T, Shape, head_dim>& state = work.state;
-  const BackwardParams& params = work.params.base;
   const KeyBlock<Shape>& block = work.block;
   const int group = work.group;
   auto& queries = work.progress.queries;
@@ -33,6 +32,7 @@ requires(Shape::parts == 1) __device__ inline void multiply_tiles(GroupWork<T, S
 
   work.await_keys();
   barrier_wait(&memory.query_full[queries.stage], queries.parity);
+  work.read_tile();
   state.start_scores(queries.stage, group, 0);
   barrier_wait(&memory.dout_full[douts.stage], douts.parity);
   wgmma_wait<0>();
@@ -51,7 +51,7 @@ requires(Shape::parts == 1) __device__ inline void multiply_tiles(GroupWork<T, S
     barrier_wait(&memory.query_full[queries.stage], queries.parity);
     state.start_scores(queries.stage, group, 0);
     state.start_dkey(before, 0);
-    work.step.advance(params);
+    work.read_tile();
     wgmma_wait<1>();
     hold(state.scores);
     work.weigh(0, 0);
@@ -79,7 +79,6 @@ template <class T, class Shape, int head_dim>
 requires(Shape::parts == 2) __device__ inline void multiply_tiles(GroupWork<T, Shape, head_dim>& work) {
   GradMemory<Shape>& memory = work.memory;
   GroupGradient<T, Shape, head_dim>& state = work.state;
-  const BackwardParams& params = work.params.base;
   const KeyBlock<Shape>& block = work.block;
   const int group = work.group;
   auto& queries = work.progress.queries;
@@ -121,7 +120,7 @@ requires(Shape::parts == 2) __device__ inline void multiply_tiles(GroupWork<T, S
       uint64_t* const query_empty = &memory.query_empty[queries.stage];
       if (last_part) {
         queries = next;
-        work.step.advance(params);
+        work.read_tile();
         barrier_wait(&memory.dout_full[douts.stage], douts.parity);
       }
       const int next_part = last_part ? 0 : part + 1;
@@ -140,6 +139,7 @@ requires(Shape::parts == 2) __device__ inline void multiply_tiles(GroupWork<T, S
 
   work.await_keys();
   barrier_wait(&memory.query_full[queries.stage], queries.parity);
+  work.read_tile();
   state.start_scores(queries.stage, group, 0);
   barrier_wait(&memory.dout_full[douts.stage], douts.parity);
   state.start_dscores(queries.stage, douts.stage, group, 0);

@@ -42,6 +42,7 @@ __device__ inline void open_turns(const GradParams& params, GradMemory<Shape>& m
       if (!is_first) wait_turn(counter, stored);
     }
     memory.is_first[parity] = is_first;
+    memory.place[parity] = step.place;
     barrier_arrive(&memory.turn_open);
     barrier_wait(&memory.turn_open, parity);
   });
@@ -99,14 +100,13 @@ __device__ inline void sum_dquery(const GradParams& params, GradMemory<Shape>& m
   Ring<Shape::score_stages> scores;
   uint32_t parity = 0;
   for_each_block(params, memory, WholeWarp(), [&](const KeyBlock<Shape>& block) {
-    Step<Shape> step(params.base, block);
 #pragma unroll 1
-    for (int i = 0; i < block.steps; ++i, parity ^= 1, step.advance(params.base)) {
+    for (int i = 0; i < block.steps; ++i, parity ^= 1) {
       barrier_wait(&memory.scores_full[scores.stage], scores.parity);
       float first[32];
       start_dquery<T, Shape>(first, scores.stage, 0);
       barrier_wait(&memory.turn_open, parity);
-      float* const tile = params.base.dquery + int64_t{step.place} * Shape::dquery_floats;
+      float* const tile = params.base.dquery + int64_t{memory.place[parity]} * Shape::dquery_floats;
       const bool adds = memory.is_first[parity] == 0;
       wgmma_wait<0>();
       hold(first);
