@@ -14,6 +14,7 @@ struct GradParams {
   CUtensorMap query, key, value, dout;
   BackwardParams base;
   int group_heads;   // query heads that read one kv head
+  int inner_heads;   // of these, so many follow one another at each query tile: all, or 1
   int map_q, map_k;  // rows on their axes in tensor maps
 };
 
@@ -119,6 +120,7 @@ struct KeyBlock {
   int first_key;
   int seq_len_q;
   int first_head;  // of the group that reads this kv head
+  int inner_heads;
   int first_tile, tiles, steps;
   int table_tile;  // of the first head's query 0
   MapPlace queries, keys;
@@ -134,6 +136,7 @@ struct KeyBlock {
         first_key(place.block * Shape::keys),
         seq_len_q(static_cast<int>(pair.seq_len_q)),
         first_head(place.kv_head * params.group_heads),
+        inner_heads(params.inner_heads),
         table_tile(static_cast<int>(params.base.table.first_tile(params.base.grad.forward, pair, first_head))),
         queries(query_place(params, pair)),
         keys(key_place(params, pair)),
@@ -147,9 +150,9 @@ struct KeyBlock {
   // Calls f(x) for each of these numbers.
   template <class F>
   __device__ void for_each_number(F&& f) {
-    for (int* x :
-         {&batch, &kv_head, &number, &first_key, &seq_len_q, &first_head, &first_tile, &tiles, &steps, &table_tile,
-          &queries.row, &queries.batch, &keys.row, &keys.batch, &band.lower, &band.upper, &band.seq_len_k}) {
+    for (int* x : {&batch, &kv_head, &number, &first_key, &seq_len_q, &first_head, &inner_heads, &first_tile, &tiles,
+                   &steps, &table_tile, &queries.row, &queries.batch, &keys.row, &keys.batch, &band.lower, &band.upper,
+                   &band.seq_len_k}) {
       f(*x);
     }
   }
@@ -208,23 +211,45 @@ __device__ inline void write_picks(GradMemory<Shape>& memory) {
 template <class Shape>
 constexpr int grad_shared_bytes = static_cast<int>(sizeof(GradMemory<Shape>));  // at most 232,448
 
-// A query tile of a block of keys: all of one head, then those of the next one. In turns they go from the last one to
-// the first: so a block follows on the heels of the one before it, and both wait little, whatever the mask. In any
-// order each block begins where its own keys stand and goes round, so that few add to one tile at the same time.
+// A query tile of a block of keys: all of one head, then those of the next one; or each tile's heads one after the
+// other, then the next tile's. In turns tiles go from the last one to the first: so a block follows on the heels of the
+// one before it, and both wait little, whatever the mask. In any order few are to add to one tile at the same time:
+// each block begins where its own keys stand and goes upwards and round, or at a head and near the last tile by its
+// number.
 template <class Shape>
 struct Step {
   const KeyBlock<Shape>& block;
   int head, tile, start;
-  int place;  // in the workspace
-  bool upwards;
+  int inner = 0, first_inner = 0;  // which of the heads at a tile this one is, and which comes first
+  int place;                       // in the workspace
+  bool upwards = false;
 
   __device__ Step(const BackwardParams& params, const KeyBlock<Shape>& keys)
-      : block(keys), head(keys.first_head), upwards(Shape::sums_dquery && !params.deterministic) {
-    start = upwards ? max(min(keys.first_key / Shape::queries, last_tile()), keys.first_tile) : last_tile();
+      : block(keys), head(keys.first_head), start(last_tile()) {
+    if (Shape::sums_dquery && !params.deterministic) {
+      if (keys.inner_heads > 1) {
+        first_inner = keys.number % keys.inner_heads;
+        start -= keys.number / keys.inner_heads % max(keys.tiles, 1);
+      } else {
+        start = max(min(keys.first_key / Shape::queries, last_tile()), keys.first_tile);
+        upwards = true;
+      }
+    }
+    inner = first_inner;
+    head += inner;
     tile = start;
-    place = keys.table_tile + tile;
+    place = keys.table_tile + inner * static_cast<int>(params.table.head_tiles) + tile;
   }
   __device__ void advance(const BackwardParams& params) {
+    const int head_tiles = static_cast<int>(params.table.head_tiles);
+    ++head;
+    place += head_tiles;
+    if (++inner == block.inner_heads) {
+      inner = 0;
+      head -= block.inner_heads;
+      place -= block.inner_heads * head_tiles;
+    }
+    if (inner != first_inner) return;
     const int before = tile;
     if (upwards) {
       tile = tile == last_tile() ? block.first_tile : tile + 1;
@@ -233,8 +258,8 @@ struct Step {
     }
     place += tile - before;
     if (tile != start) return;
-    ++head;
-    place += static_cast<int>(params.table.head_tiles);
+    head += block.inner_heads;
+    place += block.inner_heads * head_tiles;
   }
   __device__ int first_query() const { return tile * Shape::queries; }
   __device__ int turn() const { return block.turn(tile); }
