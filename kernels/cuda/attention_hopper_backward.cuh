@@ -242,14 +242,18 @@ struct Step {
   }
   __device__ void advance(const BackwardParams& params) {
     const int head_tiles = static_cast<int>(params.table.head_tiles);
-    ++head;
-    place += head_tiles;
-    if (++inner == block.inner_heads) {
-      inner = 0;
-      head -= block.inner_heads;
-      place -= block.inner_heads * head_tiles;
+    int heads = 1;  // that have come at this tile
+    if constexpr (Shape::sums_dquery) {
+      heads = block.inner_heads;
+      ++head;
+      place += head_tiles;
+      if (++inner == heads) {
+        inner = 0;
+        head -= heads;
+        place -= heads * head_tiles;
+      }
+      if (inner != first_inner) return;
     }
-    if (inner != first_inner) return;
     const int before = tile;
     if (upwards) {
       tile = tile == last_tile() ? block.first_tile : tile + 1;
@@ -258,8 +262,8 @@ struct Step {
     }
     place += tile - before;
     if (tile != start) return;
-    head += block.inner_heads;
-    place += block.inner_heads * head_tiles;
+    head += heads;
+    place += heads * head_tiles;
   }
   __device__ int first_query() const { return tile * Shape::queries; }
   __device__ int turn() const { return block.turn(tile); }
