@@ -131,12 +131,34 @@ std::string sequence_map_refusal(const char* name, const AttentionTensor& tensor
                         " more than there are addresses before ", name);
 }
 
+// How many blocks of keys come in two pieces, where all blocks are equally long, and so long that it is worth the way
+// of their sums through memory. Twice as many end more evenly but gain no more on an H200. Each has a query tile's
+// counter.
+template <class Shape>
+int64_t count_cut_blocks(const BackwardParams& params) {
+  const AttentionArgs& args = params.grad.forward;
+  const bool unequal = args.causal || args.window_left >= 0 || args.window_right >= 0 || args.cu_seqlens_q != nullptr;
+  const int64_t steps = params.table.query_tiles * (args.num_heads / args.num_kv_heads);
+  if (Shape::sums_dquery || unequal || steps < 32) return 0;
+  return std::min<int64_t>({params.blocks / 8, params.all_query_tiles, 64});
+}
+
+// With room for the sums of cut blocks behind the other arrays of the workspace.
+template <class Shape>
+BackwardParams hopper_params(const AttentionGradArgs& grad, void* base, size_t& bytes) {
+  BackwardParams params = backward_params<Shape>(grad, base, bytes);
+  params.cut_blocks = count_cut_blocks<Shape>(params);
+  params.cut_sums = reinterpret_cast<float*>(static_cast<char*>(base) + bytes);
+  bytes += static_cast<size_t>(params.cut_blocks * 2 * Shape::keys * Shape::columns) * sizeof(float);
+  return params;
+}
+
 template <class Shape>
 GradParams grad_params(const char* operation, const AttentionGradArgs& grad,
                        const strobe::cuda::DeviceProperties& gpu) {
   const AttentionArgs& args = grad.forward;
   size_t bytes;
-  BackwardParams base = backward_params<Shape>(grad, grad.workspace, bytes);
+  BackwardParams base = hopper_params<Shape>(grad, grad.workspace, bytes);
   STROBE_CHECK(grad.workspace_bytes >= bytes, operation, ": workspace of ", grad.workspace_bytes,
                " bytes given, expected ", bytes);
   const int64_t group_heads = args.num_heads / args.num_kv_heads;
@@ -227,7 +249,7 @@ AttentionTile hopper_attention_backward_tile(const AttentionArgs& args, Device) 
 size_t hopper_attention_backward_workspace(const AttentionGradArgs& args) {
   size_t bytes = 0;
   dispatch_hopper(args.forward,
-                  [&]<class T, class Shape, int head_dim>() { backward_params<Shape>(args, nullptr, bytes); });
+                  [&]<class T, class Shape, int head_dim>() { hopper_params<Shape>(args, nullptr, bytes); });
   return bytes;
 }
 

@@ -88,14 +88,25 @@ struct GradShape {
   static constexpr int score_step(int part, int step) { return (part * part_queries + 16 * step) * 128; }
 };
 
-// Some keys of a kv head, by their number among all.
+// Some blocks of keys come in two pieces, so that the last ones drawn are short and all multiprocessors end at the same
+// time. The second one goes on where the first one ended: the sums are the same to the bit.
+enum class Piece { whole, first, second };
+
+// Some keys of a kv head, by their number among all; second pieces are numbered behind these.
 template <class Shape>
 struct KeyPlace {
   int batch, kv_head, block;
+  int number;  // among all blocks
+  Piece piece = Piece::whole;
 
   // Blocks of one head at the same time share its queries, but in turns they wait for each other: so those of some
   // heads alternate. The first keys come first: under a causal mask they have most to do.
-  __device__ KeyPlace(const BackwardParams& params, int number) {
+  __device__ KeyPlace(const BackwardParams& params, int ticket) : number(ticket) {
+    if constexpr (!Shape::sums_dquery) {
+      const int blocks = static_cast<int>(params.blocks);
+      if (ticket < params.cut_blocks) piece = Piece::first;
+      if (ticket >= blocks) piece = Piece::second, number -= blocks;
+    }
     const int key_blocks = static_cast<int>(params.key_blocks), together = static_cast<int>(params.heads_together);
     const int kv_heads = static_cast<int>(params.grad.forward.num_kv_heads);
     const int first = number / (together * key_blocks) * together;
@@ -121,7 +132,10 @@ struct KeyBlock {
   int seq_len_q;
   int first_head;  // of the group that reads this kv head
   int inner_heads;
-  int first_tile, tiles, steps;
+  int first_tile, tiles;
+  int first_step = 0, steps;  // of this piece
+  int cut;                    // of a cut block its number among these
+  Piece piece;
   int table_tile;  // of the first head's query 0
   MapPlace queries, keys;
   Band band;
@@ -137,6 +151,8 @@ struct KeyBlock {
         seq_len_q(static_cast<int>(pair.seq_len_q)),
         first_head(place.kv_head * params.group_heads),
         inner_heads(params.inner_heads),
+        cut(place.number),
+        piece(place.piece),
         table_tile(static_cast<int>(params.base.table.first_tile(params.base.grad.forward, pair, first_head))),
         queries(query_place(params, pair)),
         keys(key_place(params, pair)),
@@ -145,6 +161,11 @@ struct KeyBlock {
     first_tile = max(first_key - band.upper, 0) / Shape::queries;
     tiles = (past <= 0 ? 0 : (past + Shape::queries - 1) / Shape::queries) - first_tile;
     steps = tiles <= 0 ? 0 : tiles * params.group_heads;
+    if (piece == Piece::whole) return;
+    // The second pieces have from 3/4 of the steps down to 1/12, so that each fits where others leave room.
+    const int first_steps = steps / 4 + 2 * steps * cut / (3 * static_cast<int>(params.base.cut_blocks));
+    first_step = piece == Piece::first ? 0 : first_steps;
+    steps = piece == Piece::first ? first_steps : steps - first_steps;
   }
 
   // Calls f(x) for each of these numbers.
@@ -239,6 +260,13 @@ struct Step {
     head += inner;
     tile = start;
     place = keys.table_tile + inner * static_cast<int>(params.table.head_tiles) + tile;
+    if constexpr (!Shape::sums_dquery) {
+      if (keys.first_step == 0) return;
+      const int heads = keys.first_step / keys.tiles, tiles = keys.first_step % keys.tiles;
+      head += heads;
+      tile -= tiles;
+      place += heads * static_cast<int>(params.table.head_tiles) - tiles;
+    }
   }
   __device__ void advance(const BackwardParams& params) {
     const int head_tiles = static_cast<int>(params.table.head_tiles);
@@ -284,6 +312,12 @@ struct WholeWarp {
   __device__ static int same(int x) { return uniform(x); }
 };
 
+// How many blocks and second pieces are drawn.
+template <class Shape>
+__device__ inline int piece_count(const BackwardParams& params) {
+  return static_cast<int>(params.blocks + (Shape::sums_dquery ? 0 : params.cut_blocks));
+}
+
 // Calls f(block) for each block of keys that this block of threads gets. They are drawn one by one, so that none waits
 // for one that has not been drawn, and nobody is idle.
 template <class Shape, class Reader, class F>
@@ -294,12 +328,12 @@ __device__ inline void for_each_block(const GradParams& params, GradMemory<Shape
     if constexpr (Shape::publishes_block) {
       KeyBlock<Shape> block = memory.block;
       barrier_arrive(&memory.number_empty);
-      if (number >= static_cast<int>(params.base.blocks)) return;
+      if (number >= piece_count<Shape>(params.base)) return;
       block.for_each_number([](int& x) { x = Reader::same(x); });
       f(block);
     } else {
       barrier_arrive(&memory.number_empty);
-      if (number >= static_cast<int>(params.base.blocks)) return;
+      if (number >= piece_count<Shape>(params.base)) return;
       KeyPlace<Shape> place(params.base, number);
       for (int* x : {&place.batch, &place.kv_head, &place.block}) *x = Reader::same(*x);
       f(KeyBlock<Shape>(params, place));
@@ -330,13 +364,13 @@ __device__ inline void load_queries(const GradParams& params, GradMemory<Shape>&
     int number;
     do {
       number = atomicAdd(base.ticket, 1);
-    } while (number < base.blocks && !KeyPlace<Shape>(base, number).has_keys(base.grad.forward));
+    } while (number < piece_count<Shape>(base) && !KeyPlace<Shape>(base, number).has_keys(base.grad.forward));
     barrier_wait(&memory.number_empty, parity ^ 1);
     memory.number = number;
-    const KeyBlock<Shape> block(params, KeyPlace<Shape>(base, min(number, static_cast<int>(base.blocks) - 1)));
+    const KeyBlock<Shape> block(params, KeyPlace<Shape>(base, min(number, piece_count<Shape>(base) - 1)));
     if constexpr (Shape::publishes_block) memory.block = block;
     barrier_arrive(&memory.number_full);
-    if (number >= base.blocks) return strobe::cuda::let_next_kernel_start();
+    if (number >= piece_count<Shape>(base)) return strobe::cuda::let_next_kernel_start();
     Step<Shape> step(base, block);
 #pragma unroll 1
     for (int i = 0; i < block.steps; ++i, step.advance(base)) {

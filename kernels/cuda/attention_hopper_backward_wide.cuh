@@ -7,6 +7,7 @@
 #pragma once
 
 #include "strobe/kernels/cuda/attention_hopper_backward_group.cuh"
+#include "strobe/kernels/cuda/attention_hopper_backward_pieces.cuh"
 
 namespace strobe::kernels::cuda::hopper {
 
@@ -390,6 +391,7 @@ __device__ inline void sum_blocks(const GradParams& params, GradMemory<Shape>& m
     const BackwardParams& base = params.base;
     const AttentionArgs& args = base.grad.forward;
     WideGradient<T, Shape, head_dim> state;
+    if (block.piece == Piece::second) fetch_sums<Shape>(base, block.cut, state.sum);
     if (block.steps > 0) {
       if constexpr (is_dkey) {
         sum_dkey<T, Shape, head_dim>(base, memory, block, progress, state);
@@ -397,6 +399,7 @@ __device__ inline void sum_blocks(const GradParams& params, GradMemory<Shape>& m
         sum_dvalue<T, Shape, head_dim>(base, memory, block, progress, state);
       }
     }
+    if (block.piece == Piece::first) return keep_sums<Shape>(base, block.cut, state.sum);
     const int warp = static_cast<int>(threadIdx.x) / 32, first_row = block.first_key + warp % 4 * 16;
     const float scale = is_dkey ? static_cast<float>(args.softmax_scale) : 1;
     store_sum<T, Shape, head_dim>(

@@ -449,6 +449,19 @@ TEST_CASE("cuda attention hopper: what both passes refuse, by name" * needs_hopp
   refuses({.seq_q = 9, .seq_k = 9, .heads = 2, .dim = 64, .gap = 4}, "query ");
 }
 
+TEST_CASE("cuda attention hopper: blocks of keys in two pieces have the bits of packed ones, which are whole" *
+          needs_hopper()) {
+  for (const int64_t dim : {64, 192, 256}) {
+    GpuAttentionCase problem{.seq_q = 300, .seq_k = 1100, .heads = 14, .kv_heads = 2, .dim = dim, .dtype = DType::bf16};
+    if (dim == 64) problem.options.softcap = 30;
+    std::mt19937 random(15), again(15);
+    const AttentionValues cut = GpuAttention(problem, random).run(AttentionKernel::hopper);
+    problem.lengths_q = {300}, problem.lengths_k = {1100};
+    const AttentionValues whole = GpuAttention(problem, again).run(AttentionKernel::hopper);
+    for (size_t i = 0; i < 5; ++i) CHECK(same(cut[i], whole[i]));
+  }
+}
+
 TEST_CASE("cuda attention hopper: many tiles for each block of the grid give the same bits on every run" *
           needs_hopper()) {
   std::mt19937 random(6);
