@@ -28,10 +28,12 @@ __global__ void __launch_bounds__(Shape::all_threads, 1) attention_backward(cons
     init(memory.dout_empty, Shape::warps);
     init(memory.scores_full, Shape::warps);
     init(memory.scores_empty, 4);
-    for (uint64_t* one : {&memory.number_full, &memory.key_full, &memory.value_full}) barrier_init(one, 1);
+    init(memory.key_full, 1);
+    init(memory.key_empty, Shape::warps + 4);
+    for (uint64_t* one : {&memory.number_full, &memory.value_full}) barrier_init(one, 1);
+    barrier_init(&memory.value_empty, Shape::warps);
     barrier_init(&memory.turn_used, 4);
     barrier_init(&memory.number_empty, 32 * (Shape::warps + 4) + 3);
-    barrier_init(&memory.keys_empty, Shape::warps + 4);
     barrier_init(&memory.turn_open, 2);
     barrier_init_fence();
   }

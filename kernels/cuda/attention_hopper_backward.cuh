@@ -52,6 +52,8 @@ struct GradShape {
   static constexpr int parts = 128 / columns, part_queries = 64, queries = parts * part_queries;
   static constexpr int query_stages = 3, dout_stages = 2, score_stages = 2;
   static constexpr bool keys_in_registers = columns == 64;  // their rows as operands for S and dP
+  // In registers values leave room for the next ones at once, keys when dquery has its last part: so those come twice.
+  static constexpr int key_stages = keys_in_registers ? 2 : 1;
   static constexpr bool sums_dquery = true, publishes_block = true, douts_apart = false;
   static constexpr int threads = 128 * groups, all_threads = threads + 256;
   static constexpr int key_bytes = keys * columns * 2, query_bytes = queries * columns * 2;
@@ -195,7 +197,7 @@ enum class Pick { weight, delta, nothing, count };
 
 template <class Shape>
 struct GradMemory {
-  alignas(1024) char key[Shape::key_bytes];
+  alignas(1024) char key[Shape::key_stages][Shape::key_bytes];
   alignas(1024) char value[Shape::key_bytes];
   alignas(1024) char query[Shape::query_stages][Shape::query_bytes];
   alignas(1024) char dout[Shape::dout_stages][Shape::query_bytes];
@@ -205,7 +207,8 @@ struct GradMemory {
   alignas(128) char rows[Shape::query_stages][Shape::row_bytes];  // of RowTable
   alignas(128) char staging[Shape::warps][Shape::staging_bytes];  // dkey and dvalue on their way out
   uint64_t number_full, number_empty;
-  uint64_t key_full, value_full, keys_empty;
+  uint64_t key_full[Shape::key_stages], key_empty[Shape::key_stages];
+  uint64_t value_full, value_empty;
   uint64_t query_full[Shape::query_stages], query_empty[Shape::query_stages];
   uint64_t dout_full[Shape::dout_stages], dout_empty[Shape::dout_stages];
   uint64_t scores_full[Shape::score_stages], scores_empty[Shape::score_stages];
@@ -399,17 +402,18 @@ template <class Shape>
 __device__ inline void load_keys(const GradParams& params, GradMemory<Shape>& memory) {
   tma_prefetch(params.key);
   tma_prefetch(params.value);
-  uint32_t parity = 0;
+  Ring<static_cast<int>(std::extent_v<decltype(memory.key)>)> keys;
+  Ring<1> values;
   for_each_block(params, memory, OneThread(), [&](const KeyBlock<Shape>& block) {
     if (block.steps == 0) return;
-    barrier_wait(&memory.keys_empty, parity ^ 1);
-    parity ^= 1;
-    const auto load = [&](char* tile, const CUtensorMap& map, uint64_t* full) {
+    const auto load = [&](char* tile, const CUtensorMap& map, uint64_t* full, uint64_t* empty, auto& ring) {
+      barrier_wait(empty, ring.parity ^ 1);
       barrier_expect(full, Shape::key_bytes);
       load_tile<Shape>(tile, map, full, Shape::keys, block.first_key, block.kv_head, block.keys);
+      ring.advance();
     };
-    load(memory.key, params.key, &memory.key_full);
-    load(memory.value, params.value, &memory.value_full);
+    load(memory.key[keys.stage], params.key, &memory.key_full[keys.stage], &memory.key_empty[keys.stage], keys);
+    load(memory.value, params.value, &memory.value_full, &memory.value_empty, values);
   });
 }
 

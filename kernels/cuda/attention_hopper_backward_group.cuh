@@ -140,7 +140,8 @@ struct GroupProgress {
   Ring<Shape::query_stages> queries;
   Ring<Shape::dout_stages> douts;
   Ring<Shape::score_stages> scores;
-  uint32_t keys_parity = 0;
+  Ring<Shape::key_stages> keys;
+  Ring<1> values;
 };
 
 // A warpgroup at work on its 64 keys of a block.
@@ -205,21 +206,33 @@ struct GroupWork {
 
   // Awaits keys and values; keys get the sign of softmax_scale.
   __device__ void await_keys() {
+    const auto& keys = progress.keys;
     const int tile_row = static_cast<int>(threadIdx.x) / 32 * 16;
-    barrier_wait(&memory.key_full, progress.keys_parity);
+    char* const key = memory.key[keys.stage];
+    barrier_wait(&memory.key_full[keys.stage], keys.parity);
     const float sign = params.base.score.sign;
     if (sign != 1) {
-      T* const elements = reinterpret_cast<T*>(memory.key);
+      T* const elements = reinterpret_cast<T*>(key);
       for (int i = static_cast<int>(threadIdx.x); i < Shape::key_bytes / 2; i += Shape::threads) {
         elements[i] = T(static_cast<float>(elements[i]) * sign);
       }
       fence_async_proxy();
       barrier_groups<Shape::threads>();
     }
-    if constexpr (Shape::keys_in_registers) state.load_rows(state.key, memory.key, tile_row, fresh_lane());
-    barrier_wait(&memory.value_full, progress.keys_parity);
-    progress.keys_parity ^= 1;
-    if constexpr (Shape::keys_in_registers) state.load_rows(state.value, memory.value, tile_row, fresh_lane());
+    if constexpr (Shape::keys_in_registers) state.load_rows(state.key, key, tile_row, fresh_lane());
+    barrier_wait(&memory.value_full, progress.values.parity);
+    if constexpr (Shape::keys_in_registers) {
+      state.load_rows(state.value, memory.value, tile_row, fresh_lane());
+      free_values();
+    }
+  }
+  __device__ void free_values() {
+    WholeWarp::arrive(&memory.value_empty);
+    progress.values.advance();
+  }
+  __device__ void free_keys() {
+    WholeWarp::arrive(&memory.key_empty[progress.keys.stage]);
+    progress.keys.advance();
   }
 };
 

@@ -70,7 +70,8 @@ requires(Shape::parts == 1) __device__ inline void multiply_tiles(GroupWork<T, S
   hold(state.dkey);
   WholeWarp::arrive(&memory.query_empty[queries.stage]);
   queries.advance();
-  WholeWarp::arrive(&memory.keys_empty);
+  work.free_keys();
+  work.free_values();
 }
 
 // head_dim up to 64, where it has two: keys and values are operands in registers, and there is room to start S of the
@@ -157,7 +158,7 @@ requires(Shape::parts == 2) __device__ inline void multiply_tiles(GroupWork<T, S
   hold(state.dvalue);
   WholeWarp::arrive(&memory.query_empty[queries.stage]);
   queries.advance();
-  WholeWarp::arrive(&memory.keys_empty);
+  work.free_keys();
 }
 
 // One warpgroup, of all blocks of keys.

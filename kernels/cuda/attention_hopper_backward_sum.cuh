@@ -79,11 +79,12 @@ __device__ inline void put_dquery(const float (&dquery)[sums], float* tile, int 
 
 // dquery = dS K of a half.
 template <class T, class Shape, int sums>
-__device__ inline void start_dquery(float (&dquery)[sums], int stage, int half) {
+__device__ inline void start_dquery(float (&dquery)[sums], int stage, int key_stage, int half) {
   using Memory = GradMemory<Shape>;
   const uint32_t a =
       memory_place() + static_cast<uint32_t>((stage * Shape::score_bytes + Shape::score_columns_at(half, 0)) / 16);
-  const uint32_t b = memory_place() + static_cast<uint32_t>(Shape::key_rows_at(half, 0) / 16);
+  const uint32_t b =
+      memory_place() + static_cast<uint32_t>((key_stage * Shape::key_bytes + Shape::key_rows_at(half, 0)) / 16);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < Shape::keys / 16; ++k) {
@@ -98,13 +99,14 @@ template <class T, class Shape, int head_dim>
 __device__ inline void sum_dquery(const GradParams& params, GradMemory<Shape>& memory) {
   constexpr int second_columns = Shape::parts == 2 ? 64 : head_dim - 64;
   Ring<Shape::score_stages> scores;
+  Ring<Shape::key_stages> keys;
   uint32_t parity = 0;
   for_each_block(params, memory, WholeWarp(), [&](const KeyBlock<Shape>& block) {
 #pragma unroll 1
     for (int i = 0; i < block.steps; ++i, parity ^= 1) {
       barrier_wait(&memory.scores_full[scores.stage], scores.parity);
       float first[32];
-      start_dquery<T, Shape>(first, scores.stage, 0);
+      start_dquery<T, Shape>(first, scores.stage, keys.stage, 0);
       barrier_wait(&memory.turn_open, parity);
       float* const tile = params.base.dquery + int64_t{memory.place[parity]} * Shape::dquery_floats;
       const bool adds = memory.is_first[parity] == 0;
@@ -112,7 +114,7 @@ __device__ inline void sum_dquery(const GradParams& params, GradMemory<Shape>& m
       hold(first);
       put_dquery<Shape>(first, tile, 0, adds);
       float second[second_columns / 2];
-      start_dquery<T, Shape>(second, scores.stage, 1);
+      start_dquery<T, Shape>(second, scores.stage, keys.stage, 1);
       wgmma_wait<0>();
       hold(second);
       WholeWarp::arrive(&memory.scores_empty[scores.stage]);
@@ -120,7 +122,9 @@ __device__ inline void sum_dquery(const GradParams& params, GradMemory<Shape>& m
       WholeWarp::arrive(&memory.turn_used);
       scores.advance();
     }
-    if (block.steps > 0) WholeWarp::arrive(&memory.keys_empty);
+    if (block.steps == 0) return;
+    WholeWarp::arrive(&memory.key_empty[keys.stage]);
+    keys.advance();
   });
 }
 

@@ -39,7 +39,7 @@ struct WideGradShape {
 template <int columns, int stages, int key_steps, int query_steps, bool capped>
 struct GradMemory<WideGradShape<columns, stages, key_steps, query_steps, capped>> {
   using Shape = WideGradShape<columns, stages, key_steps, query_steps, capped>;
-  alignas(1024) char key[Shape::key_bytes];
+  alignas(1024) char key[1][Shape::key_bytes];
   alignas(1024) char value[Shape::key_bytes];
   alignas(1024) char query[stages][Shape::query_bytes];
   alignas(1024) char dout[stages][Shape::query_bytes];
@@ -47,7 +47,8 @@ struct GradMemory<WideGradShape<columns, stages, key_steps, query_steps, capped>
   alignas(128) float rows[stages][RowTable::columns * Shape::queries];
   alignas(128) char staging[Shape::warps][Shape::staging_bytes];  // dkey and dvalue on their way out
   uint64_t number_full, number_empty;
-  uint64_t key_full, value_full, keys_empty;
+  uint64_t key_full[1], key_empty[1];
+  uint64_t value_full, value_empty;
   uint64_t query_full[stages], query_empty[stages];
   uint64_t dout_full[stages], dout_empty[stages];
   uint64_t weights_full[Shape::weight_stages], weights_empty[Shape::weight_stages];
@@ -288,10 +289,10 @@ __device__ inline void sum_dvalue(const BackwardParams& params, GradMemory<Shape
     state.pack_half(state.first, block, step.first_query(), 0);
     if constexpr (!Shape::capped) free_query();
   };
-  barrier_wait(&memory.key_full, keys_parity);
+  barrier_wait(memory.key_full, keys_parity);
   keys_parity ^= 1;
-  state.keys.load(memory.key);
-  if constexpr (Shape::key_steps == Shape::steps) WholeWarp::arrive(&memory.keys_empty);
+  state.keys.load(memory.key[0]);
+  if constexpr (Shape::key_steps == Shape::steps) WholeWarp::arrive(memory.key_empty);
   start_scores();
   weigh();
   const auto round = [&](auto last_round) {
@@ -324,7 +325,7 @@ __device__ inline void sum_dvalue(const BackwardParams& params, GradMemory<Shape
   };
 #pragma unroll 1
   for (int i = 1; i < block.steps; ++i) round(std::false_type());
-  if constexpr (Shape::key_steps < Shape::steps) WholeWarp::arrive(&memory.keys_empty);
+  if constexpr (Shape::key_steps < Shape::steps) WholeWarp::arrive(memory.key_empty);
   round(std::true_type());
 }
 
@@ -360,7 +361,7 @@ __device__ inline void sum_dkey(const BackwardParams& params, GradMemory<Shape>&
   barrier_wait(&memory.value_full, keys_parity);
   keys_parity ^= 1;
   state.keys.load(memory.value);
-  if constexpr (Shape::key_steps == Shape::steps) WholeWarp::arrive(&memory.keys_empty);
+  if constexpr (Shape::key_steps == Shape::steps) WholeWarp::arrive(&memory.value_empty);
   start_scores();
   differentiate();
   const auto round = [&](auto last_round) {
@@ -379,7 +380,7 @@ __device__ inline void sum_dkey(const BackwardParams& params, GradMemory<Shape>&
   };
 #pragma unroll 1
   for (int i = 1; i < block.steps; ++i) round(std::false_type());
-  if constexpr (Shape::key_steps < Shape::steps) WholeWarp::arrive(&memory.keys_empty);
+  if constexpr (Shape::key_steps < Shape::steps) WholeWarp::arrive(&memory.value_empty);
   round(std::true_type());
 }
 
@@ -426,9 +427,9 @@ __global__ void __launch_bounds__(Shape::all_threads, 1)
     init(memory.dout_empty, Shape::warps);
     init(memory.weights_full, 4);
     init(memory.weights_empty, 4);
-    for (uint64_t* one : {&memory.number_full, &memory.key_full, &memory.value_full}) barrier_init(one, 1);
+    for (uint64_t* one : {&memory.number_full, memory.key_full, &memory.value_full}) barrier_init(one, 1);
+    for (uint64_t* one : {memory.key_empty, &memory.value_empty}) barrier_init(one, 4);
     barrier_init(&memory.number_empty, 32 * Shape::warps + 2);
-    barrier_init(&memory.keys_empty, Shape::warps);
     barrier_init_fence();
   }
   __syncthreads();
