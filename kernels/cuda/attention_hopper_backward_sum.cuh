@@ -9,12 +9,11 @@ namespace strobe::kernels::cuda::hopper {
 __device__ inline void fence_gpu() { STROBE_HOPPER_ASM("fence.acq_rel.gpu;" ::: "memory"); }
 __device__ inline int read_turn(const int* counter) {
   int now = 0;
-  STROBE_HOPPER_ASM("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+  STROBE_HOPPER_ASM("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
   return now;
 }
 __device__ inline void wait_turn(const int* counter, int turn) {
   while (read_turn(counter) != turn) continue;
-  fence_gpu();
 }
 __device__ inline void end_turn(int* counter, int turn) {
   fence_gpu();
@@ -38,8 +37,9 @@ __device__ inline void open_turns(const GradParams& params, GradMemory<Shape>& m
       wait_turn(counter, turn);
       is_first = turn == 0;
     } else {
-      is_first = read_turn(counter) == untouched && atomicCAS(counter, untouched, begun) == untouched;
-      if (!is_first) wait_turn(counter, stored);
+      const int now = read_turn(counter);
+      is_first = now == untouched && atomicCAS(counter, untouched, begun) == untouched;
+      if (!is_first && now != stored) wait_turn(counter, stored);
     }
     memory.is_first[parity] = is_first;
     memory.place[parity] = step.place;
