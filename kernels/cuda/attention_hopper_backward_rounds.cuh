@@ -92,50 +92,45 @@ requires(Shape::parts == 2) __device__ inline void multiply_tiles(GroupWork<T, S
     work.pack_weights(0);
     work.pack_weights(1);
   };
-  const auto round = [&](auto last_round) {
-    constexpr bool more = !decltype(last_round)::value;
+  // From P and dP of a part to those of the next one, if the block has more.
+  const auto half = [&](auto part_constant, auto more_halves) {
+    constexpr int part = decltype(part_constant)::value, next_part = (part + 1) % Shape::parts;
+    constexpr bool last_part = next_part == 0, more = decltype(more_halves)::value;
     Ring<Shape::query_stages> next = queries;
     next.advance();
-#pragma unroll
-    for (int part = 0; part < Shape::parts; ++part) {
-      const bool last_part = part + 1 == Shape::parts;
-      state.start_dvalue(douts.stage, part);
-      if (last_part && more) {
-        barrier_wait(&memory.query_full[next.stage], next.parity);
-        state.start_scores(next.stage, group, 0);
-      } else {
-        wgmma_commit();
-      }
-      work.differentiate(part);
-      wgmma_wait<1>();
-      hold(state.dvalue);
-      if (last_part) work.free_dout();
-      state.pack_some(state.packed, state.dscores, 0, work.sums);
-      work.store_dscores(part);
-      if (!last_part) state.start_scores(queries.stage, group, part + 1);
-      state.start_dkey(queries.stage, part);
-      if (last_part) {
-        work.hand_over_dscores();
-        if (!more) break;
-      }
-      uint64_t* const query_empty = &memory.query_empty[queries.stage];
-      if (last_part) {
-        queries = next;
-        work.read_tile();
-        barrier_wait(&memory.dout_full[douts.stage], douts.parity);
-      }
-      const int next_part = last_part ? 0 : part + 1;
-      state.start_dscores(queries.stage, douts.stage, group, next_part);
-      wgmma_wait<2>();
-      hold(state.scores);
-      weigh(next_part);
-      wgmma_wait<1>();
-      hold(state.dkey);
-      if (last_part) WholeWarp::arrive(query_empty);
-      pack_weights();
-      wgmma_wait<0>();
-      hold(state.dscores);
+    state.start_dvalue(douts.stage, part);
+    if constexpr (last_part && more) {
+      barrier_wait(&memory.query_full[next.stage], next.parity);
+      state.start_scores(next.stage, group, 0);
+    } else {
+      wgmma_commit();
     }
+    work.differentiate(part);
+    wgmma_wait<1>();
+    hold(state.dvalue);
+    if constexpr (last_part) work.free_dout();
+    state.pack_some(state.packed, state.dscores, 0, work.sums);
+    work.store_dscores(part);
+    if constexpr (!last_part) state.start_scores(queries.stage, group, next_part);
+    state.start_dkey(queries.stage, part);
+    if constexpr (last_part) work.hand_over_dscores();
+    if constexpr (!more) return;
+    uint64_t* const query_empty = &memory.query_empty[queries.stage];
+    if constexpr (last_part) {
+      queries = next;
+      work.read_tile();
+      barrier_wait(&memory.dout_full[douts.stage], douts.parity);
+    }
+    state.start_dscores(queries.stage, douts.stage, group, next_part);
+    wgmma_wait<2>();
+    hold(state.scores);
+    weigh(next_part);
+    wgmma_wait<1>();
+    hold(state.dkey);
+    if constexpr (last_part) WholeWarp::arrive(query_empty);
+    pack_weights();
+    wgmma_wait<0>();
+    hold(state.dscores);
   };
 
   work.await_keys();
@@ -150,9 +145,14 @@ requires(Shape::parts == 2) __device__ inline void multiply_tiles(GroupWork<T, S
   pack_weights();
   wgmma_wait<0>();
   hold(state.dscores);
+  // The last round shares all it can with the others: instructions that come once a block are slow to fetch.
 #pragma unroll 1
-  for (int i = 1; i < block.steps; ++i) round(std::false_type());
-  round(std::true_type());
+  for (int i = 1;; ++i) {
+    half(std::integral_constant<int, 0>(), std::true_type());
+    if (i == block.steps) break;
+    half(std::integral_constant<int, 1>(), std::true_type());
+  }
+  half(std::integral_constant<int, 1>(), std::false_type());
   wgmma_wait<0>();
   hold(state.dkey);
   hold(state.dvalue);
