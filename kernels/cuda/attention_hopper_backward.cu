@@ -155,6 +155,12 @@ BackwardParams hopper_params(const AttentionGradArgs& grad, void* base, size_t& 
   return params;
 }
 
+// Whether TMA can store a gradient that is shaped as the keys.
+bool can_send(const char* name, const AttentionTensor& tensor, const AttentionArgs& args, const HopperRows& rows) {
+  return tensor_map_refusal(name, tensor, rows.batch, rows.keys, args.num_kv_heads).empty() &&
+         sequence_map_refusal(name, tensor, args, rows.keys, args.seq_len_k).empty();
+}
+
 template <class Shape>
 GradParams grad_params(const char* operation, const AttentionGradArgs& grad,
                        const strobe::cuda::DeviceProperties& gpu) {
@@ -187,15 +193,26 @@ GradParams grad_params(const char* operation, const AttentionGradArgs& grad,
   const auto key_map = [&](const AttentionTensor& tensor) {
     return sequence_map(operation, tensor, args, rows.keys, map_k, args.num_kv_heads, Shape::keys);
   };
+  bool sends_sums = false;
+  if constexpr (Shape::sums_dquery) {
+    sends_sums =
+        Shape::sends_sums && can_send("dkey", grad.dkey, args, rows) && can_send("dvalue", grad.dvalue, args, rows);
+  }
+  const auto sum_map = [&](const AttentionTensor& tensor) {
+    return sends_sums ? sequence_map(operation, tensor, args, rows.keys, map_k, args.num_kv_heads, 16) : CUtensorMap{};
+  };
   return {.query = query_map(args.query),
           .key = key_map(args.key),
           .value = key_map(args.value),
           .dout = query_map(grad.dout),
+          .dkey = sum_map(grad.dkey),
+          .dvalue = sum_map(grad.dvalue),
           .base = base,
           .group_heads = static_cast<int>(group_heads),
           .inner_heads = inner_heads,
           .map_q = static_cast<int>(map_q),
-          .map_k = static_cast<int>(map_k)};
+          .map_k = static_cast<int>(map_k),
+          .sends_sums = sends_sums};
 }
 
 template <class T, class Shape, int head_dim>

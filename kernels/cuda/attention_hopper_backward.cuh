@@ -12,10 +12,12 @@ namespace strobe::kernels::cuda::hopper {
 
 struct GradParams {
   CUtensorMap query, key, value, dout;
+  CUtensorMap dkey, dvalue;  // with boxes of 16 rows, if sends_sums
   BackwardParams base;
   int group_heads;   // query heads that read one kv head
   int inner_heads;   // of these, so many follow one another at each query tile: all, or 1
   int map_q, map_k;  // rows on their axes in tensor maps
+  bool sends_sums;   // TMA stores dkey and dvalue
 };
 
 // Where tensor maps have row 0 of a sequence. It ends where their axis of rows ends, so that TMA reads zeros behind it,
@@ -55,6 +57,7 @@ struct GradShape {
   // In registers values leave room for the next ones at once, keys when dquery has its last part: so those come twice.
   static constexpr int key_stages = keys_in_registers ? 2 : 1;
   static constexpr bool sums_dquery = true, publishes_block = true, douts_apart = false;
+  static constexpr bool sends_sums = columns == 64;  // by TMA: dvalue leaves while dkey is not done
   static constexpr int threads = 128 * groups, all_threads = threads + 256;
   static constexpr int key_bytes = keys * columns * 2, query_bytes = queries * columns * 2;
   static constexpr int score_bytes = queries * keys * 2;
@@ -204,8 +207,8 @@ struct GradMemory {
   alignas(1024) char scores[Shape::score_stages][Shape::score_bytes];  // dS
   // Not last: compute-sanitizer takes an operand whose squares repeat for 2,048 bytes without gaps.
   alignas(128) uint16_t picks[static_cast<int>(Pick::count)][64];
-  alignas(128) char rows[Shape::query_stages][Shape::row_bytes];  // of RowTable
-  alignas(128) char staging[Shape::warps][Shape::staging_bytes];  // dkey and dvalue on their way out
+  alignas(128) char rows[Shape::query_stages][Shape::row_bytes];   // of RowTable
+  alignas(1024) char staging[Shape::warps][Shape::staging_bytes];  // dkey and dvalue on their way out
   uint64_t number_full, number_empty;
   uint64_t key_full[Shape::key_stages], key_empty[Shape::key_stages];
   uint64_t value_full, value_empty;

@@ -134,6 +134,35 @@ struct GroupGradient {
   }
 };
 
+// Lays 64 columns of a warp's 16 rows of dkey or dvalue, from column 8 * first on, into its part of shared memory.
+template <class T, int head_dim>
+__device__ inline void stage_sum(const float (&sum)[head_dim / 2], float scale, char* staging, int first, int lane) {
+  using Tile = SwizzledTile<64>;
+  const uint32_t stores = shared_address(staging) + Tile::stores(lane);
+#pragma unroll
+  for (int n = first; n < first + 8 && n < head_dim / 8; n += 2) {
+    float two[2][4];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) two[i / 4][i % 4] = sum[4 * n + i] * scale;
+    Tile::template store_square<T>(stores, 0, n - first, two[0], two[1]);
+  }
+}
+
+// Writes a warp's 16 rows of dkey or dvalue, from first_row on, by way of its part of shared memory.
+template <class T, class Shape, int head_dim>
+__device__ inline void store_sum(const float (&sum)[head_dim / 2], float scale, char* staging, MatrixView<T> target,
+                                 int first_row, int lane) {
+#pragma unroll
+  for (int first = 0; first < head_dim / 8; first += 8) {
+    stage_sum<T, head_dim>(sum, scale, staging, first, lane);
+    __syncwarp();
+    store_rows<T, 64, 16>(staging, 0, target, first_row, lane);
+    __syncwarp();
+    target.data += 64;
+    target.head_dim -= 64;
+  }
+}
+
 // How far a warpgroup has come in what outlasts a block of keys.
 template <class Shape>
 struct GroupProgress {
@@ -204,6 +233,23 @@ struct GroupWork {
     progress.scores.advance();
   }
 
+  // dkey or dvalue on its way out by TMA, if so: into shared memory and, after fence_async_proxy, from there.
+  __device__ void stage(const float (&sum)[head_dim / 2], float scale) {
+    if (!params.sends_sums) return;
+    const int lane = fresh_lane();
+    if (lane == 0) bulk_wait_read<0>();  // what was sent before
+    __syncwarp();
+    stage_sum<T, head_dim>(sum, scale, memory.staging[static_cast<int>(threadIdx.x) / 32], 0, lane);
+  }
+  __device__ void send(const CUtensorMap& map) {
+    if (!params.sends_sums) return;
+    __syncwarp();
+    const int warp = static_cast<int>(threadIdx.x) / 32, row = block.first_key + 16 * warp;
+    if (fresh_lane() != 0 || row >= block.band.seq_len_k) return;
+    tma_store(map, memory.staging[warp], 0, block.keys.row + row, block.kv_head, block.keys.batch);
+    bulk_commit();
+  }
+
   // Awaits keys and values; keys get the sign of softmax_scale.
   __device__ void await_keys() {
     const auto& keys = progress.keys;
@@ -235,28 +281,5 @@ struct GroupWork {
     progress.keys.advance();
   }
 };
-
-// Writes a warp's 16 rows of dkey or dvalue, from first_row on, by way of its part of shared memory.
-template <class T, class Shape, int head_dim>
-__device__ inline void store_sum(const float (&sum)[head_dim / 2], float scale, char* staging, MatrixView<T> target,
-                                 int first_row, int lane) {
-  using Tile = SwizzledTile<64>;
-  const uint32_t stores = shared_address(staging) + Tile::stores(lane);
-#pragma unroll
-  for (int first = 0; first < head_dim / 8; first += 8) {
-#pragma unroll
-    for (int n = first; n < first + 8 && n < head_dim / 8; n += 2) {
-      float two[2][4];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) two[i / 4][i % 4] = sum[4 * n + i] * scale;
-      Tile::template store_square<T>(stores, 0, n - first, two[0], two[1]);
-    }
-    __syncwarp();
-    store_rows<T, 64, 16>(staging, 0, target, first_row, lane);
-    __syncwarp();
-    target.data += 64;
-    target.head_dim -= 64;
-  }
-}
 
 }  // namespace strobe::kernels::cuda::hopper

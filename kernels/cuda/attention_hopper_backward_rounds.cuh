@@ -113,8 +113,9 @@ requires(Shape::parts == 2) __device__ inline void multiply_tiles(GroupWork<T, S
     work.store_dscores(part);
     if constexpr (!last_part) state.start_scores(queries.stage, group, next_part);
     state.start_dkey(queries.stage, part);
+    if constexpr (!more) work.stage(state.dvalue, 1);
     if constexpr (last_part) work.hand_over_dscores();
-    if constexpr (!more) return;
+    if constexpr (!more) return work.send(work.params.dvalue);
     uint64_t* const query_empty = &memory.query_empty[queries.stage];
     if constexpr (last_part) {
       queries = next;
@@ -159,6 +160,9 @@ requires(Shape::parts == 2) __device__ inline void multiply_tiles(GroupWork<T, S
   WholeWarp::arrive(&memory.query_empty[queries.stage]);
   queries.advance();
   work.free_keys();
+  work.stage(state.dkey, static_cast<float>(work.params.base.grad.forward.softmax_scale));
+  fence_async_proxy();
+  work.send(work.params.dkey);
 }
 
 // One warpgroup, of all blocks of keys.
@@ -170,6 +174,11 @@ __device__ inline void multiply_blocks(const GradParams& params, GradMemory<Shap
     if (block.steps > 0) {
       GroupWork<T, Shape, head_dim> work(params, memory, block, group, progress, state);
       multiply_tiles(work);
+      if (Shape::sends_sums && params.sends_sums) return;
+    }
+    if constexpr (Shape::sends_sums) {  // what was sent before may still be read
+      if (fresh_lane() == 0) bulk_wait_read<0>();
+      __syncwarp();
     }
     const BackwardParams& base = params.base;
     const AttentionArgs& args = base.grad.forward;
@@ -182,6 +191,7 @@ __device__ inline void multiply_blocks(const GradParams& params, GradMemory<Shap
                                   key_view<T>(args, base.grad.dkey, pair, block.kv_head, base.dkey_vectors), first_row,
                                   fresh_lane());
   });
+  if (Shape::sends_sums && fresh_lane() == 0) bulk_wait_read<0>();
 }
 
 }  // namespace strobe::kernels::cuda::hopper
