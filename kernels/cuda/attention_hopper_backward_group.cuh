@@ -189,6 +189,7 @@ struct GroupWork {
                        GroupProgress<Shape>& progress, GroupGradient<T, Shape, head_dim>& state)
       : params(params), memory(memory), block(block), group(group), progress(progress), state(state) {}
 
+  __device__ static int warp_row() { return static_cast<int>(threadIdx.x) / 32 * 16; }
   __device__ int first_key() const { return block.first_key + Shape::group_keys * group; }
   __device__ int first_query(int part) const { return tile_query + part * Shape::part_queries; }
   // Learns which tile has come to the stage.
@@ -250,10 +251,9 @@ struct GroupWork {
     bulk_commit();
   }
 
-  // Awaits keys and values; keys get the sign of softmax_scale.
+  // Awaits keys; they get the sign of softmax_scale.
   __device__ void await_keys() {
     const auto& keys = progress.keys;
-    const int tile_row = static_cast<int>(threadIdx.x) / 32 * 16;
     char* const key = memory.key[keys.stage];
     barrier_wait(&memory.key_full[keys.stage], keys.parity);
     const float sign = params.base.score.sign;
@@ -265,10 +265,12 @@ struct GroupWork {
       fence_async_proxy();
       barrier_groups<Shape::threads>();
     }
-    if constexpr (Shape::keys_in_registers) state.load_rows(state.key, key, tile_row, fresh_lane());
+    if constexpr (Shape::keys_in_registers) state.load_rows(state.key, key, warp_row(), fresh_lane());
+  }
+  __device__ void await_values() {
     barrier_wait(&memory.value_full, progress.values.parity);
     if constexpr (Shape::keys_in_registers) {
-      state.load_rows(state.value, memory.value, tile_row, fresh_lane());
+      state.load_rows(state.value, memory.value, warp_row(), fresh_lane());
       free_values();
     }
   }

@@ -31,6 +31,7 @@ requires(Shape::parts == 1) __device__ inline void multiply_tiles(GroupWork<T, S
   };
 
   work.await_keys();
+  work.await_values();
   barrier_wait(&memory.query_full[queries.stage], queries.parity);
   work.read_tile();
   state.start_scores(queries.stage, group, 0);
@@ -138,6 +139,7 @@ requires(Shape::parts == 2) __device__ inline void multiply_tiles(GroupWork<T, S
   barrier_wait(&memory.query_full[queries.stage], queries.parity);
   work.read_tile();
   state.start_scores(queries.stage, group, 0);
+  work.await_values();
   barrier_wait(&memory.dout_full[douts.stage], douts.parity);
   state.start_dscores(queries.stage, douts.stage, group, 0);
   wgmma_wait<1>();
