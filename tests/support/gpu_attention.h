@@ -110,6 +110,7 @@ struct GpuAttentionCase {
   int64_t gap = 0;
   bool heads_first = false;
   bool constant_dout = false;  // all strides 0
+  int64_t gradient_gap = -1;   // of dkey and dvalue, if not the same
 
   bool packed() const { return !lengths_q.empty(); }
   int64_t rows_q() const { return packed() ? total(lengths_q) : seq_q; }
@@ -119,7 +120,8 @@ struct GpuAttentionCase {
                           kv_heads, " dim ", dim, " causal ", options.causal, " window ", options.window_left, ",",
                           options.window_right, " softcap ", options.softcap, " alibi ", options.alibi_slopes.defined(),
                           " dropout ", options.dropout_p, " packed ", packed(), " dlse ", with_dlse, " gap ", gap,
-                          " heads_first ", heads_first, " scale ", options.softmax_scale.value_or(-999));
+                          " of gradients ", gradient_gap, " heads_first ", heads_first, " scale ",
+                          options.softmax_scale.value_or(-999));
   }
 
  private:
@@ -160,7 +162,8 @@ class GpuAttention {
   AttentionValues run(kernels::AttentionKernel kernel) { return run(kernel, kernel); }
   AttentionValues run(kernels::AttentionKernel kernel, kernels::AttentionKernel backward_kernel) {
     AttentionOperand out = operand(problem_.rows_q(), problem_.heads), dquery = out;
-    AttentionOperand dkey = operand(problem_.rows_k(), problem_.kv_heads), dvalue = dkey;
+    const int64_t gap = problem_.gradient_gap < 0 ? problem_.gap : problem_.gradient_gap;
+    AttentionOperand dkey = operand(problem_.rows_k(), problem_.kv_heads, gap), dvalue = dkey;
     for (AttentionOperand* x : {&out, &dquery, &dkey, &dvalue}) x->upload();  // memory of its own
     const DType lse_dtype = accumulate_dtype(problem_.dtype);
     std::optional<Operand> lse(std::in_place, Operand::unwritten(lse_size()), lse_dtype);
@@ -248,9 +251,10 @@ class GpuAttention {
   }
 
  private:
-  AttentionOperand operand(int64_t rows, int64_t heads) const {
-    return AttentionOperand(problem_.packed() ? 1 : problem_.batch, rows, heads, problem_.dim, problem_.dtype,
-                            problem_.gap, problem_.heads_first);
+  AttentionOperand operand(int64_t rows, int64_t heads) const { return operand(rows, heads, problem_.gap); }
+  AttentionOperand operand(int64_t rows, int64_t heads, int64_t gap) const {
+    return AttentionOperand(problem_.packed() ? 1 : problem_.batch, rows, heads, problem_.dim, problem_.dtype, gap,
+                            problem_.heads_first);
   }
   int64_t lse_size() const { return problem_.heads * problem_.rows_q() * (problem_.packed() ? 1 : problem_.batch); }
   static Tensor starts(const std::vector<int64_t>& lengths) {
