@@ -70,7 +70,7 @@ struct Case {
   bool causal;
 };
 
-// Their ends one after the other, from 0.
+// Where each of packed sequences ends, behind a 0.
 Tensor cumulative(const std::vector<int64_t>& seq_lens) {
   std::vector<int32_t> ends{0};
   for (const int64_t seq_len : seq_lens) ends.push_back(ends.back() + static_cast<int32_t>(seq_len));
@@ -155,9 +155,10 @@ void measure_on_gpu(const SpeedOptions& o) {
   std::string tiled = o.kernel == "auto" ? "strobe" : "strobe-" + o.kernel;
   if (o.any_order) tiled += "-any-order";
   fmt::print("impl,dtype,pass,head_dim,seq_len,batch,heads,causal,ms,TFLOPs,peak_MiB\n");
-  std::vector<std::vector<int64_t>> rows{o.packed};
-  if (o.packed.empty()) {
-    rows.clear();
+  std::vector<std::vector<int64_t>> rows;
+  if (!o.packed.empty()) {
+    rows.push_back(o.packed);
+  } else {
     for (const int64_t n : o.seq_lens) rows.emplace_back(std::max<int64_t>(1, 16384 / n), n);
   }
   for (const int64_t head_dim : o.head_dims) {

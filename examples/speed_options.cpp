@@ -1,6 +1,9 @@
 // Declares the options of attention_speed; each device has defaults of its own.
 #include "speed_options.h"
 
+#include <limits>
+#include <numeric>
+
 #include "option_checks.h"
 
 namespace examples {
@@ -103,6 +106,9 @@ std::optional<SpeedOptions> parse_speed_options(int argc, const char* const* arg
   }
   require(!o.seq_lens.empty(), "--seq-lens: an empty list given, expected lengths such as 512,1024,2048");
   require(!o.head_dims.empty(), "--head-dims: an empty list given, expected widths such as 64,128");
+  const int64_t rows = std::reduce(o.packed.begin(), o.packed.end());
+  require(rows <= std::numeric_limits<int32_t>::max(), "--packed: {} rows given, expected at most {}", rows,
+          std::numeric_limits<int32_t>::max());
   const bool gpu = device == "cuda" || (device == "auto" && strobe::cuda_available());
   o.device = gpu ? Device::cuda() : Device::cpu();
   for (const CLI::Option* option : gpu ? on_cpu : on_gpu) {

@@ -79,26 +79,25 @@ auto dispatch_hopper(const AttentionArgs& args, F&& f) {
   return with_type.template operator()<float16>();
 }
 
-// In what follows, bytes: of the queries, dout and sums for dquery of a kv head.
-
 // How many heads of a group follow one another at each query tile. With all of them a block that sees few tiles is done
-// soon, where it would wait for its turns at each head, and blocks of a kv head are at the same tiles.
-int heads_at_a_tile(const BackwardParams& params, int64_t bytes, const strobe::cuda::DeviceProperties& gpu) {
+// soon, where it would wait for its turns at each head, and blocks of a kv head are at the same tiles. head_bytes: of
+// the queries, dout and sums for dquery of a kv head.
+int heads_at_a_tile(const BackwardParams& params, int64_t head_bytes, const strobe::cuda::DeviceProperties& gpu) {
   const AttentionArgs& args = params.grad.forward;
-  const bool leaves_cache = args.causal && 8 * bytes > gpu.l2_bytes;
+  const bool leaves_cache = args.causal && 8 * head_bytes > gpu.l2_bytes;
   return params.deterministic || leaves_cache ? static_cast<int>(args.num_heads / args.num_kv_heads) : 1;
 }
 
 // How many heads' key blocks alternate. A power of two, so that few of the last ones remain.
-int64_t heads_of_sums(const BackwardParams& params, int inner_heads, int64_t bytes,
+int64_t heads_of_sums(const BackwardParams& params, int inner_heads, int64_t head_bytes,
                       const strobe::cuda::DeviceProperties& gpu) {
   const AttentionArgs& args = params.grad.forward;
   const auto fits = [&](int64_t count) {
     // Blocks of a head are at the same few tiles then, and long ones of many heads come before short ones.
     if (args.causal && inner_heads > 1) return count * params.key_blocks <= 2 * gpu.multiprocessors;
     // In turns, blocks of one head wait for each other: more heads are worth leaving the L2 cache. Measured on an H200.
-    if (params.deterministic) return count * count * bytes <= int64_t{20} * gpu.l2_bytes;
-    const bool cached = count * bytes <= gpu.l2_bytes * 2 / 3;
+    if (params.deterministic) return count * count * head_bytes <= int64_t{20} * gpu.l2_bytes;
+    const bool cached = count * head_bytes <= gpu.l2_bytes * 2 / 3;
     // Where blocks differ, long ones begin beside short ones.
     if (args.causal) return cached || count * params.key_blocks <= gpu.multiprocessors;
     return cached && count * std::min<int64_t>(params.key_blocks, 16) <= gpu.multiprocessors;
@@ -135,13 +134,13 @@ std::string sequence_map_refusal(const char* name, const AttentionTensor& tensor
 
 // How many blocks of keys come in two pieces, where all blocks are equally long, and so long that it is worth the way
 // of their sums through memory. Twice as many end more evenly but gain no more on an H200. Each has a query tile's
-// counter.
+// counter. Kernels count the steps of 64 pieces in 32 bits.
 template <class Shape>
 int64_t count_cut_blocks(const BackwardParams& params) {
   const AttentionArgs& args = params.grad.forward;
   const bool unequal = args.causal || args.window_left >= 0 || args.window_right >= 0 || args.cu_seqlens_q != nullptr;
   const int64_t steps = params.table.query_tiles * (args.num_heads / args.num_kv_heads);
-  if (Shape::sums_dquery || unequal || steps < 32) return 0;
+  if (Shape::sums_dquery || unequal || steps < 32 || steps > int64_t{1} << 24) return 0;
   return std::min<int64_t>({params.blocks / 8, params.all_query_tiles, 64});
 }
 
@@ -176,9 +175,9 @@ GradParams grad_params(const char* operation, const AttentionGradArgs& grad,
   const int64_t queries = std::max<int64_t>(mean_queries, 1) * group_heads;
   int inner_heads = 1;
   if constexpr (Shape::sums_dquery) {
-    const int64_t bytes = queries * Shape::columns * (2 + 2 + 4);
-    inner_heads = heads_at_a_tile(base, bytes, gpu);
-    base.heads_together = heads_of_sums(base, inner_heads, bytes, gpu);
+    const int64_t head_bytes = queries * Shape::columns * (2 + 2 + 4);
+    inner_heads = heads_at_a_tile(base, head_bytes, gpu);
+    base.heads_together = heads_of_sums(base, inner_heads, head_bytes, gpu);
   } else {
     // Nobody waits for a turn. Where blocks differ, those of some heads come in descending order of their work: of as
     // many as leave queries and dout room in the L2 cache.

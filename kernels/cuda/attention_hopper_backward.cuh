@@ -54,9 +54,10 @@ struct GradShape {
   static constexpr int parts = 128 / columns, part_queries = 64, queries = parts * part_queries;
   static constexpr int query_stages = 3, dout_stages = 2, score_stages = 2;
   static constexpr bool keys_in_registers = columns == 64;  // their rows as operands for S and dP
-  // In registers values leave room for the next ones at once, keys when dquery has its last part: so those come twice.
+  // In registers values leave room for the next ones at once, keys when dquery has its last part: so keys come twice.
   static constexpr int key_stages = keys_in_registers ? 2 : 1;
-  static constexpr bool sums_dquery = true, publishes_block = true, douts_apart = false;
+  static constexpr bool sums_dquery = true, douts_apart = false;
+  static constexpr bool publishes_block = true;      // one thread finds what belongs to it for all
   static constexpr bool sends_sums = columns == 64;  // by TMA: dvalue leaves while dkey is not done
   static constexpr int threads = 128 * groups, all_threads = threads + 256;
   static constexpr int key_bytes = keys * columns * 2, query_bytes = queries * columns * 2;
@@ -101,17 +102,19 @@ enum class Piece { whole, first, second };
 template <class Shape>
 struct KeyPlace {
   int batch, kv_head, block;
-  int number;  // among all blocks
   Piece piece = Piece::whole;
+  int cut;  // of a cut block its number among these
 
   // Blocks of one head at the same time share its queries, but in turns they wait for each other: so those of some
   // heads alternate. The first keys come first: under a causal mask they have most to do.
-  __device__ KeyPlace(const BackwardParams& params, int ticket) : number(ticket) {
+  __device__ KeyPlace(const BackwardParams& params, int ticket) {
+    int number = ticket;
     if constexpr (!Shape::sums_dquery) {
       const int blocks = static_cast<int>(params.blocks);
       if (ticket < params.cut_blocks) piece = Piece::first;
       if (ticket >= blocks) piece = Piece::second, number -= blocks;
     }
+    cut = number;
     const int key_blocks = static_cast<int>(params.key_blocks), together = static_cast<int>(params.heads_together);
     const int kv_heads = static_cast<int>(params.grad.forward.num_kv_heads);
     const int first = number / (together * key_blocks) * together;
@@ -156,7 +159,7 @@ struct KeyBlock {
         seq_len_q(static_cast<int>(pair.seq_len_q)),
         first_head(place.kv_head * params.group_heads),
         inner_heads(params.inner_heads),
-        cut(place.number),
+        cut(place.cut),
         piece(place.piece),
         table_tile(static_cast<int>(params.base.table.first_tile(params.base.grad.forward, pair, first_head))),
         queries(query_place(params, pair)),
@@ -173,7 +176,7 @@ struct KeyBlock {
     steps = piece == Piece::first ? first_steps : steps - first_steps;
   }
 
-  // Calls f(x) for each of these numbers.
+  // Calls f(x) for each number that a whole block has.
   template <class F>
   __device__ void for_each_number(F&& f) {
     for (int* x : {&batch, &kv_head, &number, &first_key, &seq_len_q, &first_head, &inner_heads, &first_tile, &tiles,
@@ -247,8 +250,8 @@ template <class Shape>
 struct Step {
   const KeyBlock<Shape>& block;
   int head, tile, start;
-  int inner = 0, first_inner = 0;  // which of the heads at a tile this one is, and which comes first
-  int place;                       // in the workspace
+  int inner, first_inner = 0;  // which of the heads at a tile this one is, and which comes first
+  int place;                   // in the workspace
   bool upwards = false;
 
   __device__ Step(const BackwardParams& params, const KeyBlock<Shape>& keys)

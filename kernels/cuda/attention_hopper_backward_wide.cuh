@@ -18,7 +18,8 @@ struct WideGradShape {
   static constexpr int columns = columns_;  // of tiles; head_dim may be less
   static constexpr int steps = columns / 16, key_steps = key_steps_, query_steps = query_steps_;
   static constexpr bool capped = capped_;  // with a softcap
-  static constexpr bool sums_dquery = false, publishes_block = false, douts_apart = true;
+  static constexpr bool sums_dquery = false, douts_apart = true;
+  static constexpr bool publishes_block = false;  // its numbers would spill where each warpgroup keeps them all
   static constexpr int half_queries = 32, queries = 64, keys = 64;
   static constexpr int query_stages = stages, dout_stages = stages, weight_stages = 2;
   static constexpr int groups = 2, warps = 4 * groups, threads = 128 * groups, all_threads = threads + 128;

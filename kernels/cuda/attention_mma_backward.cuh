@@ -54,7 +54,7 @@ struct BackwardParams {
   int64_t cut_blocks = 0;      // so many of the first ones come in two pieces, their second ones last of all
   float* dquery = nullptr;     // (all_query_tiles, elements of a tile)
   RowTable table = {};         // log_sum is infinity where there is no query or no key
-  int* turns = nullptr;        // (all_query_tiles): how far the sums for dquery are
+  int* turns = nullptr;        // (all_query_tiles): how far the sums for dquery, or first pieces of cut blocks, are
   int* ticket = nullptr;       // (1)
   float* cut_sums = nullptr;   // (cut_blocks, dvalue and dkey of a block): what their first pieces have found
   int stages = 2;

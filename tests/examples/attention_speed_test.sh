@@ -41,6 +41,8 @@ refuses "head_dim" '--head-dim: 257 given, expected an integer from 1 to 256' --
 refuses "a GPU that is not there" '--device cuda: .*(no CUDA backend|driver)' --device cuda
 refuses "unknown device" '--device: tpu given, expected auto or cpu or cuda' --device tpu
 refuses "a packed length of 0" '--packed: 0 given, expected an integer from 1' --packed 17,0
+refuses "packed rows beyond 32 bits" '--packed: 3000000000 rows given, expected at most 2147483647' \
+  --packed 1000000000,1000000000,1000000000
 refuses "packed sequences and lengths" '--seq-lens excludes --packed' --packed 17 --seq-lens 64
 for option in --head-dims=64 --packed=17 --gqa=4 --window=100 --any-order --rest-ms=0; do
   refuses "$option on the CPU" "${option%=*}: given, but it does not go with --device cpu" $option
